@@ -1,6 +1,6 @@
 """The metrics of one batch of trajectories: reward, tool use, format, outcomes, lengths, staleness.
 
-Every mean is over the trajectories that are trained (`Outcome.trained`); the shares of outcomes and limits are over all.
+Every mean is over the trained trajectories (`Outcome.trained`); the shares of outcomes and limits are over all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,247 @@
+"""A rollout worker: one engine, one interpreter pool, many episodes as coroutines, fed by tickets from the replay buffer.
+
+Invariants:
+- A worker pulls: it asks for a ticket when it has room for it, so workers join, leave and die in mid-run.
+- Whatever becomes of an episode is reported to the buffer; an episode that was lost with its engine comes back through the
+  ticket's lease.
+- Nothing blocking runs on the event loop; `stats()` tells how late the loop is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import Any
+
+import ray
+
+from actors.engine import Engine, EngineDied
+from actors.episode import EpisodeRunner, Seat
+from actors.replay import Ticket
+from actors.vllm_toolcalls import external_parsers
+from actors.weights import Publication, WeightReceiver
+from sandbox import SandboxConfig, SandboxPool
+from toolrl import tasks, toolcalls
+from toolrl.config import RunConfig
+from toolrl.conversation import ChatFormat
+from toolrl.rewards import RewardPipeline
+from toolrl.tasks import AnswerChecker, Task
+from toolrl.tools import Toolbox
+from toolrl.trajectory import Outcome, Trajectory
+from toolrl.trajectory_codec import encode
+
+log = logging.getLogger(__name__)
+
+HEARTBEATS_PER_LEASE = 6
+LOOP_PROBE_S = 0.1
+
+
+def sandbox_config(config: RunConfig) -> SandboxConfig:
+    """The interpreter service's own configuration from the run's."""
+    wanted = config.sandbox
+    return SandboxConfig(
+        backend=wanted.backend,
+        image=wanted.image,
+        runtime=wanted.runtime,
+        min_sessions=wanted.min_sessions,
+        max_sessions=wanted.max_sessions,
+        memory_mib=wanted.memory_mib,
+        max_output_bytes=wanted.max_output_bytes,
+        preimport=tuple(wanted.preimport),
+    )
+
+
+class RolloutWorker:
+    """The actor's body; `rollout_worker_actor` wraps it. Create, `start()`, then `run()` once."""
+
+    def __init__(self, name: str, config: RunConfig, model_dir: str, buffer: Any) -> None:
+        self.name = name
+        self.config = config
+        self.model_dir = model_dir
+        self.buffer = buffer
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.stopping = asyncio.Event()
+        self.loop_lag_s = 0.0
+        self.finished_episodes = 0
+        self.sampled_tokens = 0
+        self.busy_s = 0.0
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self) -> dict[str, Any]:
+        """Starts the engine, the interpreter pool and the verifier; returns what a person wants to know about them."""
+        from transformers import AutoTokenizer
+
+        started = time.monotonic()
+        config = self.config
+        tokenizer = await asyncio.to_thread(
+            AutoTokenizer.from_pretrained, self.model_dir, trust_remote_code=config.model.trust_remote_code
+        )
+        self.engine = await Engine.start(
+            self.model_dir,
+            config.engine,
+            dtype=config.model.dtype,
+            max_context_tokens=config.rollout.max_context_tokens,
+            seed=config.seed,
+            name=self.name,
+        )
+        self._stack.push_async_callback(self.engine.stop)
+        self.receiver = WeightReceiver(self.engine)
+        self.sandbox = await self._stack.enter_async_context(SandboxPool(sandbox_config(config)))
+        checker = await self._stack.enter_async_context(AnswerChecker(config.tasks))
+        self.toolbox = Toolbox.build(config.tools, interpreter=self.sandbox, seed=config.seed)
+        self.parser = toolcalls.get(config.rollout.parser, external=external_parsers(tokenizer, self.toolbox.schemas))
+        self.chat = ChatFormat(
+            tokenizer,
+            tools=self.toolbox.schemas,
+            chat_template=config.model.chat_template,
+            template_options=config.model.template_options,
+            on_rewritten_history=config.model.on_rewritten_history,
+        )
+        self.tasks = tasks.build(config.tasks, config.seed)
+        self.episodes = EpisodeRunner(
+            self.engine,
+            self.chat,
+            self.parser,
+            self.toolbox,
+            RewardPipeline(config.rewards, checker),
+            config.rollout,
+            tokenizer=tokenizer,
+            answer=config.tasks.answer,
+            seed=config.seed,
+        )
+        self._background = [asyncio.create_task(self._measure_loop_lag())]
+        return {"worker": self.name, "start_s": time.monotonic() - started, "sandbox": self.sandbox.backend, "pid": os.getpid()}
+
+    # The flow of tickets -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Pulls tickets and runs their episodes until `stop()`."""
+        heartbeat = asyncio.create_task(self._heartbeat())
+        try:
+            while not self.stopping.is_set():
+                if len(self.running) + self.config.loop.group_size > max(
+                    self.config.rollout.concurrency, self.config.loop.group_size
+                ):
+                    await asyncio.wait(self.running.values(), return_when=asyncio.FIRST_COMPLETED)
+                    continue
+                ticket = await self.buffer.wait_for_ticket.remote(self.name, timeout_s=1.0)
+                if ticket is not None:
+                    self._begin(ticket)
+        finally:
+            heartbeat.cancel()
+            for task in self.running.values():
+                task.cancel()
+
+    def _begin(self, ticket: Ticket) -> None:
+        task = self.tasks.task(ticket.task_index)
+        for sample_index in ticket.samples_missing:
+            seat = Seat(ticket.group_id, sample_index, ticket.attempts.get(sample_index, 0))
+            episode = asyncio.create_task(self._episode(task, seat))
+            self.running[seat.trajectory_id] = episode
+            episode.add_done_callback(lambda _, key=seat.trajectory_id: self.running.pop(key, None))
+
+    async def _episode(self, task: Task, seat: Seat) -> None:
+        try:
+            trajectory = await self.episodes.run(task, seat, on_turn=self._save_progress)
+        except asyncio.CancelledError:
+            raise
+        except EngineDied:
+            log.exception("engine of worker %s died", self.name)
+            os._exit(70)  # the actor dies whole: its leases expire and its peers take over
+        except Exception as error:  # a fault of ours costs its own episode, never the run
+            log.exception("episode %s failed", seat.trajectory_id)
+            trajectory = _failed(task, seat, error)
+        self.finished_episodes += 1
+        self.sampled_tokens += sum(len(turn.token_ids) for turn in trajectory.policy_turns)
+        trajectory.metadata["worker"] = self.name
+        await self.buffer.put.remote(self.name, encode(trajectory))
+
+    async def _save_progress(self, trajectory: Trajectory) -> None:
+        # Not awaited: an episode does not wait for the buffer's disk; a later write of the same episode replaces this one.
+        self.buffer.put_progress.remote(self.name, encode(trajectory))
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await self.buffer.heartbeat.remote(self.name)
+            await asyncio.sleep(self.config.rollout.lease_s / HEARTBEATS_PER_LEASE)
+
+    async def _measure_loop_lag(self) -> None:
+        while True:
+            asked = time.monotonic()
+            await asyncio.sleep(LOOP_PROBE_S)
+            late = time.monotonic() - asked - LOOP_PROBE_S
+            self.loop_lag_s = max(late, 0.9 * self.loop_lag_s)
+
+    # What the driver asks of a worker ------------------------------------------------------------------------------
+
+    async def update_weights(self, publication: Publication) -> dict[str, Any]:
+        """Applies published weights in the middle of whatever runs; returns version, checksums and timings."""
+        return await self.receiver.apply(publication)
+
+    async def evaluate(self, indices: list[int], samples: int, temperature: float) -> list[bytes]:
+        """Plays held-out tasks `indices`, `samples` times each; returns encoded trajectories."""
+        held_out = self.tasks.held_out()
+        gate = asyncio.Semaphore(self.config.rollout.concurrency)
+
+        async def one(index: int, sample: int) -> bytes:
+            async with gate:
+                seat = Seat(f"eval-{index}", sample)
+                return encode(await self.episodes.run(held_out[index], seat, temperature=temperature))
+
+        return list(await asyncio.gather(*(one(i, s) for i in indices for s in range(samples))))
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters and gauges of this worker."""
+        return {
+            "worker": self.name,
+            "version": self.receiver.version,
+            "running": len(self.running),
+            "finished_episodes": self.finished_episodes,
+            "sampled_tokens": self.sampled_tokens,
+            "loop_lag_s": self.loop_lag_s,
+            "sandbox": self.sandbox.stats(),
+        }
+
+    async def checksums(self) -> list[dict[str, str]]:
+        """Checksums of the weights that the engine holds now, as vLLM computes them."""
+        return await self.engine.checksums()
+
+    async def ping(self) -> str:
+        return self.name
+
+    async def stop(self) -> None:
+        """Ends every episode and closes engine, interpreters and verifier; leaves no process behind."""
+        self.stopping.set()
+        for task in list(self.running.values()):
+            task.cancel()
+        for task in self._background:
+            task.cancel()
+        await self._stack.aclose()
+
+
+def _failed(task: Task, seat: Seat, error: Exception) -> Trajectory:
+    return Trajectory(
+        id=seat.trajectory_id,
+        group_id=seat.group_id,
+        task_id=task.id,
+        sample_index=seat.sample_index,
+        prompt_ids=[],
+        outcome=Outcome.INFRA_ERROR,
+        metadata={"family": task.family, "infra_error": f"{type(error).__name__}: {error}"[:500]},
+    )
+
+
+def start_rollout_worker(name: str, config: RunConfig, model_dir: str, buffer: Any, *, on_gpu: bool) -> Any:
+    """Creates the Ray actor; the caller awaits its `start`."""
+    threads = str(config.engine.cpu_threads)
+    actor = ray.remote(RolloutWorker).options(
+        name=f"{config.name}/{name}",
+        num_cpus=config.engine.cpu_threads if not on_gpu else 1,
+        num_gpus=config.engine.tensor_parallel if on_gpu else 0,
+        max_concurrency=1024,
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}},
+    )
+    return actor.remote(name, config, model_dir, buffer)

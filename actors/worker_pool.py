@@ -1,0 +1,182 @@
+"""The rollout workers of a run, seen from the driver: start, feed with weights, watch, replace, stop.
+
+Invariants:
+- A worker takes no ticket before it has the latest published weights.
+- A publication ends within its deadline, whatever a worker does; one that missed it is `behind` and gets the latest version
+  at the next publication.
+- A worker that died is replaced, at most `MAX_RESTARTS` times each; its tickets come back through their leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.rollout_worker import start_rollout_worker
+from actors.weights import Publication
+from toolrl.config import RunConfig
+from toolrl.trajectory import Trajectory
+from toolrl.trajectory_codec import decode
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 5
+STOP_DEADLINE_S = 20.0
+
+
+class WorkersLost(RuntimeError):
+    """No rollout worker is left, or one could not be started."""
+
+
+@dataclass
+class _Member:
+    actor: Any
+    running: Any = None  # the ref of its `run()`
+    behind: bool = False
+    restarts: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkerPool:
+    """`await WorkerPool.start(…)`, then `publish`, `begin`, and `watch` beside the training."""
+
+    def __init__(self, config: RunConfig, model_dir: str, buffer: Any, *, on_gpu: bool) -> None:
+        self.config = config
+        self.model_dir = model_dir
+        self.buffer = buffer
+        self.on_gpu = on_gpu
+        self.members: dict[str, _Member] = {}
+        self.latest: Publication | None = None
+        self.begun = False
+
+    @classmethod
+    async def start(cls, config: RunConfig, model_dir: str, buffer: Any, *, on_gpu: bool = False) -> WorkerPool:
+        """Starts `rollout.workers` workers at once.
+
+        Raises:
+            WorkersLost: one did not come up within `engine.start_deadline_s`; says which and why.
+        """
+        pool = cls(config, model_dir, buffer, on_gpu=on_gpu)
+        names = [f"rollout-{index}" for index in range(config.rollout.workers)]
+        try:
+            await asyncio.gather(*(pool._add(name) for name in names))
+        except BaseException:
+            await pool.stop()
+            raise
+        return pool
+
+    async def _add(self, name: str, restarts: int = 0) -> None:
+        actor = start_rollout_worker(name, self.config, self.model_dir, self.buffer, on_gpu=self.on_gpu)
+        member = self.members[name] = _Member(actor, restarts=restarts)
+        deadline = self.config.engine.start_deadline_s
+        try:
+            member.info = await asyncio.wait_for(_value(actor.start.remote()), deadline)
+        except TimeoutError:
+            raise WorkersLost(
+                f"rollout worker {name} was not ready after engine.start_deadline_s={deadline:.0f} s; "
+                "raise it, or see the worker's log in Ray's session folder"
+            ) from None
+        except RayError as error:
+            raise WorkersLost(f"rollout worker {name} did not start: {error}") from error
+        if self.latest is not None:
+            await self._give(name, self.latest)
+        if self.begun:
+            member.running = actor.run.remote()
+
+    async def publish(self, publication: Publication) -> dict[str, Any]:
+        """Gives every worker the new weights; returns {worker: what it reported}, without those that are behind."""
+        self.latest = publication
+        names = list(self.members)
+        reports = await asyncio.gather(*(self._give(name, publication) for name in names))
+        return {name: report for name, report in zip(names, reports, strict=True) if report is not None}
+
+    async def _give(self, name: str, publication: Publication) -> dict[str, Any] | None:
+        member = self.members[name]
+        deadline = self.config.weights.deadline_s
+        try:
+            report = await asyncio.wait_for(_value(member.actor.update_weights.remote(publication)), deadline)
+        except TimeoutError:
+            log.warning("%s did not take weights %d in %.0f s: behind", name, publication.version, deadline)
+        except RayError as error:
+            log.warning("%s refused weights %d: behind: %s", name, publication.version, error)
+        else:
+            member.behind = False
+            return dict(report)
+        member.behind = True
+        return None
+
+    def begin(self) -> None:
+        """Lets the workers pull tickets."""
+        self.begun = True
+        for member in self.members.values():
+            member.running = member.actor.run.remote()
+
+    async def watch(self) -> None:
+        """Runs until cancelled; replaces workers that died.
+
+        Raises:
+            WorkersLost: a worker died more than `MAX_RESTARTS` times.
+        """
+        while True:
+            waiting = {asyncio.ensure_future(_value(m.running)): name for name, m in self.members.items() if m.running}
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                name, error = waiting[future], future.exception()
+                if error is None:  # told to stop
+                    self.members[name].running = None
+                    continue
+                await self._replace(name, error)
+            if not any(member.running for member in self.members.values()):
+                return
+
+    async def _replace(self, name: str, error: BaseException) -> None:
+        member = self.members[name]
+        if member.restarts >= MAX_RESTARTS:
+            raise WorkersLost(f"rollout worker {name} died {member.restarts + 1} times; the last time: {error}") from error
+        log.warning("rollout worker %s died (%s): replaced", name, type(error).__name__)
+        await self.buffer.release_worker.remote(name)
+        ray.kill(member.actor, no_restart=True)
+        await self._add(name, restarts=member.restarts + 1)
+
+    async def evaluate(self, tasks: int, samples: int, temperature: float) -> list[Trajectory]:
+        """Plays the first `tasks` held-out tasks, `samples` times each, spread over the workers."""
+        names = list(self.members)
+        shares = [list(range(index, tasks, len(names))) for index in range(len(names))]
+        batches = await asyncio.gather(
+            *(
+                _value(self.members[name].actor.evaluate.remote(share, samples, temperature))
+                for name, share in zip(names, shares, strict=True)
+                if share
+            )
+        )
+        return [decode(each) for batch in batches for each in batch]
+
+    async def stats(self, deadline_s: float = 5.0) -> list[dict[str, Any]]:
+        """What each worker that answers in time says about itself."""
+        asked = [_value(member.actor.stats.remote()) for member in self.members.values()]
+        answers = await asyncio.gather(*(asyncio.wait_for(a, deadline_s) for a in asked), return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, dict)]
+
+    async def checksums(self) -> dict[str, Any]:
+        """{worker: vLLM's checksums of what its engine holds}."""
+        return {name: await _value(member.actor.checksums.remote()) for name, member in self.members.items()}
+
+    async def stop(self) -> None:
+        """Stops every worker: asked first, killed after a deadline."""
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        asked = [_value(member.actor.stop.remote()) for member in self.members.values()]
+        left = max(0.1, deadline - time.monotonic())
+        await asyncio.gather(*(asyncio.wait_for(a, left) for a in asked), return_exceptions=True)
+        for member in self.members.values():
+            ray.kill(member.actor, no_restart=True)
+        self.members.clear()
+
+
+async def _value(ref: Any) -> Any:
+    return await ref

