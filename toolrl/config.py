@@ -1,7 +1,7 @@
 """Every setting of a run, as typed dataclasses with units in their names. Imports no torch.
 
-A run's settings are one `RunConfig`, built by `toolrl.presets.load` from a preset or a YAML file plus `key=value` overrides, and
-checked by `toolrl.config_checks.check` before anything starts.
+A run's settings are one `RunConfig`, built by `toolrl.presets.load` from a preset or a YAML file plus `key=value`
+overrides, and checked by `toolrl.config_checks` before anything starts.
 """
 
 from __future__ import annotations
