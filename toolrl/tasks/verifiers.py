@@ -1,0 +1,80 @@
+"""Verifiers: how good an answer is, from 0 to 1.
+
+A verifier is a function `(answer, ground_truth, metadata) -> float`, registered here or named by import path in
+`tasks.verifier`. It runs in a process of its own (`toolrl.tasks.checker`), so it may be slow, hang or crash without
+harm to anything but the trajectory it was asked about.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from toolrl.registry import Registry
+
+Verifier = Callable[[str, Any, dict[str, Any]], float]
+verifiers: Registry[Verifier] = Registry("verifier")
+
+# Those for which an answer equal to a ground truth text earns 1 by definition; a user's own may think otherwise.
+EQUAL_IS_RIGHT = frozenset({"math", "reasoning_gym"})
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]\.?")
+
+
+def load(name: str) -> Verifier:
+    """The verifier called `name`, its libraries imported. Raises UnknownName when there is none."""
+    verifier = verifiers.get(name)
+    if not callable(verifier):
+        raise TypeError(f"verifier {name!r} is no function but {type(verifier).__name__}")
+    if name == "math":
+        import math_verify  # noqa: F401
+    elif name == "reasoning_gym":
+        import reasoning_gym  # noqa: F401
+    return verifier
+
+
+def equal(answer: str, ground_truth: Any) -> bool:
+    """Whether the two are the same text but for white space around it."""
+    return isinstance(ground_truth, str) and answer.strip() == ground_truth.strip() != ""
+
+
+@verifiers.register("math")
+def math(answer: str, ground_truth: Any, metadata: dict[str, Any]) -> float:
+    """1 when math-verify finds the answer equal to the ground truth, or to any of a list of them."""
+    accepted = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    return float(any(_math_equal(answer, str(one)) for one in accepted))
+
+
+def _math_equal(answer: str, truth: str) -> bool:
+    if equal(answer, truth):
+        return True
+    if _WORDS.fullmatch(truth.strip()):
+        # math-verify reads a word as a product of its letters, to which every anagram is equal.
+        return answer.strip().rstrip(".").casefold() == truth.strip().rstrip(".").casefold()
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its own deadline is off
+    # Its deadline is off: it needs SIGALRM in the main thread, and the process has one from outside.
+    gold, target = (parse(_as_latex(text), parsing_timeout=None) for text in (truth, answer))
+    return bool(verify(gold, target, timeout_seconds=None))
+
+
+def _as_latex(text: str) -> str:
+    return text if "$" in text or "\\boxed" in text else f"${text}$"
+
+
+@verifiers.register("reasoning_gym")
+def reasoning_gym(answer: str, ground_truth: Any, metadata: dict[str, Any]) -> float:
+    """What the family's own `score_answer` says; some families give partial credit."""
+    family = _family(metadata["family"], json.dumps(metadata["options"], sort_keys=True))
+    return float(family.score_answer(answer, metadata["entry"]))
+
+
+@functools.lru_cache(maxsize=256)
+def _family(name: str, options_json: str) -> Any:
+    from reasoning_gym.factory import create_dataset
+
+    return create_dataset(name, **json.loads(options_json), size=1, seed=0)
