@@ -1,0 +1,91 @@
+"""The account of a run's samples: what was issued and where each of it is now.
+
+A sample is one trajectory to be had: one place in one group. It is issued once, with its group, and is in exactly one state
+afterwards. Trying it again (its engine died, its tokens are too old) is the same sample, so `issued` does not move.
+
+Conservation, at every moment: issued = trained + dropped + ready + leased + generating.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Counts of samples.
+
+    `generating` has three parts: `waiting` (no worker holds it), `running` (a worker does), `arrived` (finished, but others of its
+    group are not). `dropped` is by reason. `reissued` counts trajectories that were thrown away while their sample was tried again;
+    `outcomes` counts every trajectory that was accepted; `puts` what came of each delivery. The last three are no states of samples.
+    """
+
+    issued: int
+    trained: int
+    ready: int
+    leased: int
+    waiting: int
+    running: int
+    arrived: int
+    dropped: dict[str, int] = field(default_factory=dict)
+    reissued: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    puts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def generating(self) -> int:
+        return self.waiting + self.running + self.arrived
+
+    @property
+    def dropped_total(self) -> int:
+        return sum(self.dropped.values())
+
+    @property
+    def balances(self) -> bool:
+        """Whether the conservation law holds."""
+        return self.issued == self.trained + self.dropped_total + self.ready + self.leased + self.generating
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the law's terms first, then the details."""
+        return {
+            "issued": self.issued,
+            "trained": self.trained,
+            "dropped": dict(self.dropped),
+            "ready": self.ready,
+            "leased": self.leased,
+            "generating": self.generating,
+            "waiting": self.waiting,
+            "running": self.running,
+            "arrived": self.arrived,
+            "reissued": dict(self.reissued),
+            "outcomes": dict(self.outcomes),
+            "puts": dict(self.puts),
+            "balances": self.balances,
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            ("issued", self.issued, ""),
+            ("trained", self.trained, ""),
+            ("dropped", self.dropped_total, _parts(self.dropped)),
+            ("ready", self.ready, ""),
+            ("leased", self.leased, ""),
+            (
+                "generating",
+                self.generating,
+                _parts({"waiting": self.waiting, "running": self.running, "arrived": self.arrived}),
+            ),
+        ]
+        lines = [f"{name:<11}{count:>9}  {detail}".rstrip() for name, count, detail in rows]
+        for name, parts in (("re-issued", self.reissued), ("outcomes", self.outcomes), ("deliveries", self.puts)):
+            if parts:
+                lines.append(f"{name:<22}{_parts(parts)}")
+        lines.append(
+            "balances" if self.balances else "DOES NOT BALANCE: the account is damaged; keep the file and report it"
+        )
+        return "\n".join(lines)
+
+
+def _parts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
