@@ -71,7 +71,7 @@ class AnswerChecker:
             return 0.0
         if task.verifier in verifiers.EQUAL_IS_RIGHT and verifiers.equal(answer, task.ground_truth):
             return 1.0
-        request = {"answer": answer, "ground_truth": task.ground_truth, "metadata": task.metadata}
+        request = {"answer": answer, "ground_truth": task.ground_truth, "details": task.details}
         score = await self._ask(task.verifier, request)
         if not math.isfinite(score):
             raise VerifierFailed(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import logging
 import random
 import sys
@@ -105,10 +106,10 @@ class ReasoningGym:
             verifier=self._config.verifier or "reasoning_gym",
             metadata={
                 "family": family.name,
-                "difficulty": entry["metadata"].get("difficulty", {}),
-                "options": family.options,
-                "entry": entry,
+                # Tuples become the lists that they will be after any storage.
+                "difficulty": json.loads(json.dumps(entry["metadata"].get("difficulty", {}), default=str)),
             },
+            details={"family": family.name, "options": family.options, "entry": entry},
         )
 
 

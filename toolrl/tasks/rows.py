@@ -5,7 +5,7 @@
 | `prompt` | `prompt` | a list of messages, or the question as a string |
 | `ground_truth` | `reward_model.ground_truth` | a dot enters a nested column |
 | `data_source` | `data_source` | optional; the task's family |
-| `extra_info` | `extra_info` | optional; goes into the task's metadata |
+| `extra_info` | `extra_info` | optional; given to the verifier |
 
 `tasks.columns` names other columns, e.g. `{prompt: question, ground_truth: answer}`.
 
@@ -110,7 +110,8 @@ class RowReader:
             messages=self._messages(number, self._value(number, row, "prompt")),
             ground_truth=self._ground_truth(number, self._value(number, row, "ground_truth")),
             verifier=self.verifier,
-            metadata={"family": family, "difficulty": difficulty, "extra_info": extra},
+            metadata={"family": family, "difficulty": difficulty},
+            details={"data_source": family, "extra_info": extra},
         )
 
     def _value(self, number: int, row: dict[str, Any], name: str) -> Any:

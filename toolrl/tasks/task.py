@@ -22,7 +22,12 @@ class Task:
     messages: list[Message]  # system and user; what the episode starts from
     ground_truth: Any
     verifier: str  # a registered verifier (`math`, `reasoning_gym`) or an import path
-    metadata: dict[str, Any] = field(default_factory=dict)  # at least `family` and `difficulty`
+    metadata: dict[str, Any] = field(
+        default_factory=dict
+    )  # `family`, `difficulty`; JSON values, copied to trajectories
+    details: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the verifier gets beside the ground truth; may be large
 
     @property
     def question(self) -> str:

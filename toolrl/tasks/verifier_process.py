@@ -47,7 +47,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         verifier = verifiers.load(name)
         if request["kind"] == "load":
             return {"score": 0.0}
-        score = verifier(request["answer"], request["ground_truth"], request["metadata"])
+        score = verifier(request["answer"], request["ground_truth"], request["details"])
         if isinstance(score, str) or score is None:
             return {"error": f"verifier {name!r} returned {score!r}, which is no number"}
         return {"score": float(score)}

@@ -1,6 +1,6 @@
 """Verifiers: how good an answer is, from 0 to 1.
 
-A verifier is a function `(answer, ground_truth, metadata) -> float`, registered here or named by import path in
+A verifier is a function `(answer, ground_truth, details) -> float`, registered here or named by import path in
 `tasks.verifier`. It runs in a process of its own (`toolrl.tasks.checker`), so it may be slow, hang or crash without
 harm to anything but the trajectory it was asked about.
 """
@@ -41,8 +41,7 @@ def equal(answer: str, ground_truth: Any) -> bool:
     return isinstance(ground_truth, str) and answer.strip() == ground_truth.strip() != ""
 
 
-@verifiers.register("math")
-def math(answer: str, ground_truth: Any, metadata: dict[str, Any]) -> float:
+def math(answer: str, ground_truth: Any, details: dict[str, Any]) -> float:
     """1 when math-verify finds the answer equal to the ground truth, or to any of a list of them."""
     accepted = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     return float(any(_math_equal(answer, str(one)) for one in accepted))
@@ -66,11 +65,10 @@ def _as_latex(text: str) -> str:
     return text if "$" in text or "\\boxed" in text else f"${text}$"
 
 
-@verifiers.register("reasoning_gym")
-def reasoning_gym(answer: str, ground_truth: Any, metadata: dict[str, Any]) -> float:
+def reasoning_gym(answer: str, ground_truth: Any, details: dict[str, Any]) -> float:
     """What the family's own `score_answer` says; some families give partial credit."""
-    family = _family(metadata["family"], json.dumps(metadata["options"], sort_keys=True))
-    return float(family.score_answer(answer, metadata["entry"]))
+    family = _family(details["family"], json.dumps(details["options"], sort_keys=True))
+    return float(family.score_answer(answer, details["entry"]))
 
 
 @functools.lru_cache(maxsize=256)
@@ -78,3 +76,8 @@ def _family(name: str, options_json: str) -> Any:
     from reasoning_gym.factory import create_dataset
 
     return create_dataset(name, **json.loads(options_json), size=1, seed=0)
+
+
+# Not decorators: `toolrl.registered_names` reads those of this folder as the kinds of `tasks.kind`.
+verifiers.register("math")(math)
+verifiers.register("reasoning_gym")(reasoning_gym)
