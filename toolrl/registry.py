@@ -1,7 +1,7 @@
 """Named, pluggable parts: one registry per kind of part (parsers, tools, rewards, advantages, …).
 
-A name in a config is either registered (`ctpo`) or an import path (`my_package.my_module:my_function`), so that a user's own part
-needs no change here.
+A name in a config is either registered (`ctpo`) or an import path (`my_package.my_module:my_function`), so that a
+user's own part needs no change here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from toolrl.errors import UserError
+
 T = TypeVar("T")
 
 
-class UnknownName(ValueError):
+class UnknownName(UserError):
     """A name that no registry entry and no import path answers to."""
 
 

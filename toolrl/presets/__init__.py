@@ -1,4 +1,4 @@
-"""Settings of a run from a preset or a YAML file plus `key=value` overrides; the ready-made presets lie beside this file.
+"""Settings of a run from a preset or a YAML file plus `key=value` overrides, and the ready-made presets.
 
 A file may start from a preset or another file with `base: NAME_OR_FILE`; it then lists only what differs. Nothing here
 imports torch.

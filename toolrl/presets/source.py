@@ -79,7 +79,7 @@ def checked(source: Source) -> Source:
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
-    """`key=value` settings over a complete tree; `tools.0.failure_rate=0.2` reaches into lists, the next index appends."""
+    """`key=value` settings over a complete tree. `tools.0.timeout_s=2` reaches into lists; the next index appends."""
     tree, origins, problems = source.tree, dict(source.origins), []
     for text in overrides:
         key, equals, _ = text.partition("=")
