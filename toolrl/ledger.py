@@ -1,7 +1,8 @@
 """The account of a run's samples: what was issued and where each of it is now.
 
-A sample is one trajectory to be had: one place in one group. It is issued once, with its group, and is in exactly one state
-afterwards. Trying it again (its engine died, its tokens are too old) is the same sample, so `issued` does not move.
+A sample is one trajectory to be had: one place in one group. It is issued once, with its group, and is in exactly one
+state afterwards. Trying it again (its engine died, its tokens are too old) is the same sample, so `issued` does not
+move.
 
 Conservation, at every moment: issued = trained + dropped + ready + leased + generating.
 """
@@ -16,9 +17,10 @@ from typing import Any
 class Ledger:
     """Counts of samples.
 
-    `generating` has three parts: `waiting` (no worker holds it), `running` (a worker does), `arrived` (finished, but others of its
-    group are not). `dropped` is by reason. `reissued` counts trajectories that were thrown away while their sample was tried again;
-    `outcomes` counts every trajectory that was accepted; `puts` what came of each delivery. The last three are no states of samples.
+    `generating` has three parts: `waiting` (no worker holds it), `running` (a worker does), `arrived` (finished, but
+    others of its group are not). `dropped` is by reason. `reissued` counts trajectories that were thrown away while
+    their sample was tried again; `outcomes` counts every trajectory that was accepted; `puts` what came of each
+    delivery. The last three are no states of samples.
     """
 
     issued: int

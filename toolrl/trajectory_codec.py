@@ -2,10 +2,11 @@
 
 Layout: `TRJ`, one byte of format version, four bytes of CRC-32 (little-endian) over the body, the body in MessagePack.
 
-- Integers (token ids, weight versions) are arrays of the narrowest unsigned type that holds them; a constant run is one pair.
+- Integers (token ids, weight versions) are arrays of the narrowest unsigned type that holds them; a constant run is one
+  pair.
 - Log-probabilities are float32 when every value survives the round trip bit for bit, float64 otherwise.
-- Free-form values (call arguments, metadata) are whatever JSON can hold; integers of any size and lone surrogates, which a model
-  can write into its JSON, survive too. Tuples come back as lists.
+- Free-form values (call arguments, metadata) are whatever JSON can hold; integers of any size and lone surrogates,
+  which a model can write into its JSON, survive too. Tuples come back as lists.
 """
 
 from __future__ import annotations
@@ -94,13 +95,35 @@ def _trajectory_to_list(t: Trajectory) -> list[Any]:
 
 
 def _trajectory_from_list(body: list[Any]) -> Trajectory:
-    ids, turns, outcome = body[4], body[5], body[6]
+    (
+        id_,
+        group_id,
+        task_id,
+        sample_index,
+        prompt,
+        turns,
+        outcome,
+        limit,
+        answer,
+        rewards,
+        temperature,
+        timings,
+        extra,
+    ) = body
     return Trajectory(
-        *body[:4],
-        prompt_ids=_unpack_ints(ids),
+        id=id_,
+        group_id=group_id,
+        task_id=task_id,
+        sample_index=sample_index,
+        prompt_ids=_unpack_ints(prompt),
         turns=[_turn_from_list(turn) for turn in turns],
         outcome=None if outcome is None else Outcome(outcome),
-        **dict(zip(("limit", "answer", "rewards", "temperature", "timings", "metadata"), body[7:], strict=True)),
+        limit=limit,
+        answer=answer,
+        rewards=rewards,
+        temperature=temperature,
+        timings=timings,
+        metadata=extra,
     )
 
 

@@ -1,4 +1,5 @@
-"""The replay buffer: a durable store of tickets, trajectories and batches, and the Ray actor around it. See docs/data.md.
+"""The replay buffer: a durable store of tickets, trajectories and batches, and the Ray actor around it. See
+docs/data.md.
 
 `store` needs no Ray; `actor` does and is imported by name: `from actors.replay.actor import ReplayBuffer`.
 """

@@ -2,8 +2,10 @@
 
 Invariants:
 - A group is in at most one live batch, and is trained by exactly one acknowledgement.
-- No batch holds a token older than `max_staleness` versions: what is too old goes back to the queue under its task index.
-- An acknowledgement that comes after the lease ran out counts if all of the batch is still untouched, else it raises LeaseLost.
+- No batch holds a token older than `max_staleness` versions: what is too old goes back to the queue under its task
+  index.
+- An acknowledgement that comes after the lease ran out counts if all of the batch is still untouched, else it raises
+  LeaseLost.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def lease(
     if chosen is None:
         return None
     done = tx.db.execute(
-        "INSERT INTO batches (learner, request, state, leased_at, lease_until, groups) VALUES (?, ?, 'leased', ?, ?, ?)",
+        "INSERT INTO batches (learner, request, state, leased_at, lease_until, groups)"
+        " VALUES (?, ?, 'leased', ?, ?, ?)",
         (learner, request, tx.now, tx.now + tx.settings.learner_lease_s, len(chosen)),
     )
     batch = int(done.lastrowid or 0)
@@ -80,11 +83,11 @@ def _choose(tx: Transaction, demand: Demand) -> list[Candidate] | None:
 
 
 def _candidates(tx: Transaction, states: str) -> list[Candidate]:
-    """Groups in one of the states. A sample that is still missing has no tokens older than the ticket's version, and a finished
-    one has its own."""
+    """Groups in one of the states. A missing sample counts with `min_version`, a finished one with its own tokens."""
     rows = tx.db.execute(
         "SELECT g.task, g.ready_order, min(CASE WHEN s.state IN ('waiting', 'running') THEN g.min_version"
-        f" ELSE coalesce(s.oldest_version, g.min_version) END) AS oldest FROM groups g JOIN samples s ON s.task = g.task"
+        " ELSE coalesce(s.oldest_version, g.min_version) END) AS oldest"
+        " FROM groups g JOIN samples s ON s.task = g.task"
         f" WHERE g.state IN {states} AND s.state NOT LIKE 'dropped%' GROUP BY g.task"
     )
     return [Candidate(row["task"], row["ready_order"], row["oldest"]) for row in rows]
@@ -121,8 +124,8 @@ def ack(tx: Transaction, batch: int, step: int, version: int) -> bool:
     ]
     if len(tasks) != row["groups"]:
         raise LeaseLost(
-            f"batch {batch} of {row['learner']} was taken back and {row['groups'] - len(tasks)} of its {row['groups']} groups "
-            "went elsewhere; discard the step, or raise buffer.learner_lease_s above the length of a step"
+            f"batch {batch} of {row['learner']} was taken back and {row['groups'] - len(tasks)} of its {row['groups']}"
+            " groups went elsewhere; discard the step, or raise buffer.learner_lease_s above the length of a step"
         )
     for task in tasks:
         tx.db.execute(

@@ -1,9 +1,10 @@
 """The file: tables, how it is opened, and one transaction's view of it.
 
-WAL with synchronous=NORMAL: a commit survives the process (SIGKILL included) because the pages are with the kernel by then; after
-a power loss the last commits may be missing, but the file is whole and the account still balances.
+WAL with synchronous=NORMAL: a commit survives the process (SIGKILL included) because the pages are with the kernel by
+then; after a power loss the last commits may be missing, but the file is whole and the account still balances.
 
-`sample_counts` is kept by triggers, so no change of a sample's state can forget to count; `audit` compares it with the rows.
+`sample_counts` is kept by triggers, so no change of a sample's state can forget to count; `audit` compares it with the
+rows.
 """
 
 from __future__ import annotations
@@ -53,8 +54,12 @@ CREATE TABLE batches (
     learner TEXT NOT NULL, request TEXT, state TEXT NOT NULL, leased_at REAL NOT NULL, lease_until REAL NOT NULL,
     groups INTEGER NOT NULL, step INTEGER
 );
-CREATE TABLE workers (worker TEXT PRIMARY KEY, seen_at REAL NOT NULL, fenced INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
-CREATE TABLE counters (kind TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE workers (
+    worker TEXT PRIMARY KEY, seen_at REAL NOT NULL, fenced INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE counters (
+    kind TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
 CREATE TABLE sample_counts (state TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TRIGGER sample_born AFTER INSERT ON samples BEGIN
     INSERT INTO sample_counts VALUES (NEW.state, 1) ON CONFLICT (state) DO UPDATE SET n = n + 1;

@@ -5,8 +5,8 @@
        └──── re-issue ────┴──────────────── too old ──────────────────┘◀─ nack, expiry ┘
     and from any of them but trained: dropped:REASON
 
-Invariants: a group is `generating` exactly when one of its samples is `running`; `waiting` when none is running and one is
-waiting; otherwise it is settled: `ready`, `leased`, `trained` or `dropped`.
+Invariants: a group is `generating` exactly when one of its samples is `running`; `waiting` when none is running and one
+is waiting; otherwise it is settled: `ready`, `leased`, `trained` or `dropped`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def try_again(
     """Puts a sample back into the queue, or drops it when it has been tried `max_attempts` times.
 
     Args:
-        counts: whether this is one of its attempts (False when the sample is not to blame in any way, as after a rollback).
+        counts: whether this is one of its attempts; after a rollback it is not.
 
     Returns:
         Whether it will be tried again. The group has to be settled afterwards.
@@ -93,7 +93,8 @@ def _drop_group(tx: Transaction, task: int, reason: str) -> None:
     ).fetchall():
         drop_sample(tx, task, row["sample"], reason)
     tx.db.execute(
-        "UPDATE groups SET state = 'dropped', worker = NULL, leased_at = NULL, lease_until = NULL, batch = NULL WHERE task = ?",
+        "UPDATE groups SET state = 'dropped', worker = NULL, leased_at = NULL, lease_until = NULL, batch = NULL"
+        " WHERE task = ?",
         (task,),
     )
     tx.count("dropped_groups", reason)

@@ -1,7 +1,9 @@
-"""Which ready groups the learner gets next. A policy is a function; add one with `@sampling_policies.register("name")` or by import path.
+"""Which ready groups the learner gets next. A policy is a function; add one with `@sampling_policies.register("name")`
+or by import path.
 
-It gets the ready groups, those that are still being generated, how many are wanted and the learner's version, and returns the
-chosen ones, or None to wait. `patient` False means that the learner has waited long enough: what is ready must do.
+It gets the ready groups, those that are still being generated, how many are wanted and the learner's version, and
+returns the chosen ones, or None to wait. `patient` False means that the learner has waited long enough: what is ready
+must do.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ sampling_policies: Registry[Policy] = Registry("sampling policy")
 def fifo(ready: Sequence[Candidate], unfinished: Sequence[Candidate], demand: Demand) -> list[Candidate] | None:
     """In the order of issue. Waits for groups whose last chance this batch is.
 
-    Without the waiting, groups with long episodes would arrive too late for every batch and the trained lengths would lean
-    towards short ones.
+    Without the waiting, groups with long episodes would arrive too late for every batch and the trained lengths would
+    lean towards short ones.
     """
     ordered = sorted(ready, key=lambda group: group.task_index)
     urgent = [group for group in ordered if demand.last_chance(group)]

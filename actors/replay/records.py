@@ -13,8 +13,12 @@ from toolrl.trajectory import Outcome, Trajectory
 from toolrl.trajectory_codec import decode, encode
 
 # What became of one delivered trajectory.
-# accepted: it fills its place. reissued: it was thrown away and its sample will be tried again. dropped: its sample is given up.
-# duplicate: the place was filled before. closed: the sample had been given up. fenced: it comes from before a rollback.
+# accepted: it fills its place.
+# reissued: it was thrown away and its sample will be tried again.
+# dropped: its sample is given up.
+# duplicate: the place was filled before, or the failed try is no longer the one that counts.
+# closed: the sample had been given up.
+# fenced: it comes from before a rollback.
 PutStatus = Literal["accepted", "reissued", "dropped", "duplicate", "closed", "fenced"]
 
 
@@ -125,7 +129,7 @@ class Entry:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Entry:
-        """Checks and encodes. Raises ValueError for a trajectory that contradicts itself or whose reward is not a number."""
+        """Checks and encodes. Raises ValueError for a trajectory that contradicts itself or with a reward of NaN."""
         trajectory.check()
         if not math.isfinite(trajectory.reward):
             raise ValueError(

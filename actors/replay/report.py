@@ -26,7 +26,12 @@ def ledger(db: sqlite3.Connection) -> Ledger:
     return Ledger(
         issued=issued,
         dropped={state.partition(":")[2]: n for state, n in counts.items() if state.startswith("dropped:")},
-        **{state: counts.get(state, 0) for state in ("trained", "ready", "leased", "waiting", "running", "arrived")},
+        trained=counts.get("trained", 0),
+        ready=counts.get("ready", 0),
+        leased=counts.get("leased", 0),
+        waiting=counts.get("waiting", 0),
+        running=counts.get("running", 0),
+        arrived=counts.get("arrived", 0),
         **counters,
     )
 
@@ -115,12 +120,14 @@ def waiting_for(tx: Transaction) -> str:
     """For people: which groups are missing, who works on them and for how long."""
     depths = stats(tx)
     lines = [
-        f"{depths['groups_ready']:.0f} groups ready, {tx.settings.batch_groups} wanted; {depths['groups_generating']:.0f} at "
-        f"workers, {depths['groups_waiting']:.0f} waiting for a worker, {depths['groups_admissible']:.0f} more may be issued"
+        f"{depths['groups_ready']:.0f} groups ready, {tx.settings.batch_groups} wanted;"
+        f" {depths['groups_generating']:.0f} at workers, {depths['groups_waiting']:.0f} waiting for a worker,"
+        f" {depths['groups_admissible']:.0f} more may be issued"
     ]
     rows = tx.db.execute(
-        "SELECT g.task, g.state, g.worker, g.size, g.leased_at, w.seen_at FROM groups g LEFT JOIN workers w ON w.worker ="
-        " g.worker WHERE g.state IN ('waiting', 'generating') ORDER BY coalesce(g.leased_at, 0), g.task LIMIT ?",
+        "SELECT g.task, g.state, g.worker, g.size, g.leased_at, w.seen_at"
+        " FROM groups g LEFT JOIN workers w ON w.worker = g.worker"
+        " WHERE g.state IN ('waiting', 'generating') ORDER BY coalesce(g.leased_at, 0), g.task LIMIT ?",
         (_SHOWN_GROUPS,),
     ).fetchall()
     for row in rows:

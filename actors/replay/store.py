@@ -1,7 +1,7 @@
 """`ReplayStore`: the durable account and payload of a run's samples, one SQLite file. No Ray here.
 
-Every method is one transaction: it happened whole or not at all, whenever the process is killed. Not thread-safe: one caller
-at a time (the actor sees to that). The clock is wall time, because leases outlive the process.
+Every method is one transaction: it happened whole or not at all, whenever the process is killed. Not thread-safe: one
+caller at a time (the actor sees to that). The clock is wall time, because leases outlive the process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from actors.replay.policies import sampling_policies
 from actors.replay.records import (
     Batch,
     Entry,
-    LeaseLost,
     PutStatus,
     ReplaySettings,
     Ticket,
@@ -70,7 +69,7 @@ class ReplayStore:
     # The worker's side.
 
     def issue(self, n_groups: int) -> list[str]:
-        """Makes n tickets with the next task indices at once, whatever the admission rule says. Returns their group ids.
+        """Makes n tickets with the next task indices at once, admissible or not. Returns their group ids.
 
         `lease_ticket` issues by itself what is admissible; this is for those who fill the queue by hand.
         """
@@ -119,7 +118,7 @@ class ReplayStore:
             return tickets.put(tx, worker, entries)
 
     def put_progress(self, worker: str, unfinished: Sequence[Trajectory | Entry]) -> int:
-        """Stores unfinished episodes at a turn boundary, for whoever gets the ticket next. Returns how many were of use."""
+        """Stores unfinished episodes at a turn boundary, for whoever gets the ticket next. Returns how many it kept."""
         entries = entries_of(unfinished)
         with self._transaction() as tx:
             return tickets.put_progress(tx, worker, entries)
@@ -132,7 +131,8 @@ class ReplayStore:
         """A batch of exactly n complete groups, or None when there is none yet.
 
         Args:
-            patient: False: do not wait for groups that will be too old later, and close groups without their missing samples.
+            patient: False: do not wait for groups that will be too old later, and close groups without their missing
+                samples.
             request: a name of this request; asking again with it gets the same batch while it is leased.
         """
         with self._transaction() as tx:
@@ -208,6 +208,3 @@ class ReplayStore:
     def trained_task_indices(self) -> list[int]:
         with self._transaction() as tx:
             return report.trained_task_indices(tx.db)
-
-
-__all__ = ["LeaseLost", "ReplayStore"]

@@ -1,10 +1,11 @@
-"""The worker's side: issuing tickets, leasing them, taking in what was generated, and taking back what a dead worker held.
+"""The worker's side: issuing tickets, leasing them, taking in what was generated, taking back what the dead held.
 
 Invariants:
 - A task index is issued once; the cursor moves in the transaction that makes the group.
-- Outstanding groups never exceed (max_staleness + 1) × batch_groups. A trained group is outstanding until the version that it
-  made is published: that makes staleness 0 strictly synchronous.
-- What is delivered counts once, whoever holds the lease by then: finished work is kept, the second copy is ignored and counted.
+- Outstanding groups never exceed (max_staleness + 1) × batch_groups. A trained group is outstanding until the version
+  that it made is published: that makes staleness 0 strictly synchronous.
+- What is delivered counts once, whoever holds the lease by then: finished work is kept, the second copy is ignored and
+  counted.
 """
 
 from __future__ import annotations
@@ -58,15 +59,16 @@ def lease(tx: Transaction, worker: str, engine_version: int | None) -> Ticket | 
     """The oldest waiting group, else a new one if one is admissible, else None.
 
     Args:
-        engine_version: the weights that the worker's engine serves. A group that such weights would make stale is left to
-            others. None: the worker sees to it that it serves `ticket.version` or newer.
+        engine_version: the weights that the worker's engine serves. A group that such weights would make stale is left
+            to others. None: the worker sees to it that it serves `ticket.version` or newer.
     """
     see(tx, worker, unfence=True)
     version = tx.meta("version")
     floor = version - tx.settings.max_staleness
     serves = version if engine_version is None else engine_version
     row = tx.db.execute(
-        "SELECT task, min_version FROM groups WHERE state = 'waiting' AND max(min_version, ?) <= ? ORDER BY task LIMIT 1",
+        "SELECT task, min_version FROM groups WHERE state = 'waiting' AND max(min_version, ?) <= ?"
+        " ORDER BY task LIMIT 1",
         (floor, serves),
     ).fetchone()
     if row is not None:
@@ -78,7 +80,8 @@ def lease(tx: Transaction, worker: str, engine_version: int | None) -> Ticket | 
     _discard_old_progress(tx, task, floor)
     tx.db.execute(
         "UPDATE groups SET state = 'generating', worker = ?, leased_at = ?, lease_until = ?, min_version = min(?,"
-        " coalesce((SELECT min(oldest_version) FROM payloads WHERE task = groups.task AND NOT finished), ?)) WHERE task = ?",
+        " coalesce((SELECT min(oldest_version) FROM payloads WHERE task = groups.task AND NOT finished), ?))"
+        " WHERE task = ?",
         (worker, tx.now, _lease_end(tx, tx.now), *[needed if engine_version is None else serves] * 2, task),
     )
     tx.db.execute("UPDATE samples SET state = 'running' WHERE task = ? AND state = 'waiting'", (task,))
