@@ -1,7 +1,7 @@
 """From `model.path` in the settings to `runs/NAME/model`, the folder that the learner and every engine load.
 
-Invariant: the folder is complete or absent. It is written beside its place and moved there, so a killed run leaves no half of
-one.
+Invariant: the folder is complete or absent. It is written beside its place and moved there, so a killed run leaves no
+half of one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import shutil
 from pathlib import Path
 
 from toolrl.config import RunConfig
+from toolrl.errors import UserError
 from toolrl.registry import nearest
 
 BUILT_IN = "tiny:"
 
 
-class ModelNotFound(ValueError):
+class ModelNotFound(UserError):
     """`model.path` names no built-in model, no Hugging Face folder and no model that can be had."""
 
 
@@ -27,8 +28,8 @@ def run_folder(config: RunConfig) -> Path:
 def prepare_model(config: RunConfig) -> Path:
     """The run's model folder, made from `model.path` unless it exists already (a resumed run keeps its own).
 
-    A built-in model is written with weights from the run's seed; a folder's files are linked or copied; a hub name is taken
-    from the local cache or downloaded.
+    A built-in model is written with weights from the run's seed; a folder's files are linked or copied; a hub name is
+    taken from the local cache or downloaded.
 
     Raises:
         ModelNotFound: with what was looked for and what to give instead.

@@ -17,7 +17,7 @@ NAME = "tiny:qwen3"
 
 
 def tiny_config(end_id: int, pad_id: int) -> Qwen3Config:
-    """Two layers are what copying needs: the first finds each token's predecessor, the second what followed it before."""
+    """Two layers are what copying needs: the first finds each token's predecessor, the second what followed it."""
     return Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=128,

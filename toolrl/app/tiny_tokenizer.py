@@ -3,8 +3,8 @@
 Invariants:
 - Any text has an encoding, and decoding gives it back: all 256 bytes are tokens.
 - Every digit is a token of its own, so that a number can be copied digit by digit.
-- Every chat and tool tag is one token, and no token reaches across the end of a line: what is sampled after a template's
-  newline has the same ids whether it is tokenised alone or with it.
+- Every chat and tool tag is one token, and no token reaches across the end of a line: what is sampled after a
+  template's newline has the same ids whether it is tokenised alone or with it.
 - The result depends on this file alone, on no seed and no download.
 """
 
@@ -33,11 +33,11 @@ TAGS = [
     "</think>",
 ]
 
-# A digit; else a piece of a line with its newline. Pieces are not cut at spaces: a phrase that occurs in every conversation
-# becomes a few tokens, which makes the cold start, the rollouts and the updates of a laptop run several times faster.
+# A digit; else a piece of a line with its newline. Pieces are not cut at spaces: a phrase that occurs in every
+# conversation becomes a few tokens, which makes cold start, rollouts and updates on a laptop several times faster.
 _PIECE = r"\d|[^\d\n]*\n|[^\d\n]+"
 
-# What is said often, with how often: template, calls, questions of reasoning_gym, the interpreter's words, plain English.
+# What is said often, with how often: template, calls, questions of reasoning_gym, the tools' words, plain English.
 _PHRASES: list[tuple[int, list[str]]] = [
     (
         400,
