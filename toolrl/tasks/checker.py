@@ -23,6 +23,8 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
+from toolrl.config import TaskConfig
+from toolrl.errors import UserError
 from toolrl.tasks import verifiers
 from toolrl.tasks.task import Task
 from toolrl.tasks.verifier_process import LENGTH
@@ -35,19 +37,21 @@ class VerifierFailed(Exception):
 
 
 class AnswerChecker:
-    """Scores answers in `processes` persistent processes. An async context manager; processes start with the first
-    answer.
+    """Scores answers in `verifier_processes` persistent processes.
+
+    An async context manager; processes start with the first answer.
 
     Args:
-        processes: answers checked at once.
-        deadline_s: run time of one check, after which its process is killed.
+        config: `verifier_deadline_s` bounds the run time of one check, after which its process is killed.
         memory_gib: data segment of a process; a verifier that wants more gets MemoryError.
     """
 
-    def __init__(self, *, processes: int = 1, deadline_s: float = 5.0, memory_gib: float = 4.0) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, config: TaskConfig, *, memory_gib: float = 4.0) -> None:
+        if config.verifier_processes < 1:
+            raise UserError(f"tasks.verifier_processes={config.verifier_processes} must be at least 1")
+        self._deadline_s = config.verifier_deadline_s
         self._memory_gib = memory_gib
-        self._free = asyncio.Semaphore(processes)
+        self._free = asyncio.Semaphore(config.verifier_processes)
         self._idle: list[_Process] = []
         self._closed = False
 
