@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.replay.policies import sampling_policies
 from actors.replay.records import Batch, Entry, PutStatus, ReplaySettings, Ticket
 from actors.replay.store import ReplayStore
 from toolrl.ledger import Ledger
@@ -172,8 +173,10 @@ def start(name: str, path: str | Path, settings: ReplaySettings, *, deadline_s: 
 
     Raises:
         TimeoutError: it did not come up by the deadline.
-        Whatever opening the file raises.
+        UnknownName: a sampling policy that does not exist.
+        ray.exceptions.ActorDiedError: the file cannot be opened; it names the cause.
     """
+    sampling_policies.get(settings.sampling)
     until = time.monotonic() + deadline_s
     stop(name)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
