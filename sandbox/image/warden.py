@@ -1,0 +1,113 @@
+"""PID 1 of the sandbox container: owns the channel to the host, forks interpreters, kills, reaps, wipes.
+
+Refuses to start anywhere else (`guard`). Not dumpable, so code of the same uid cannot open its descriptors, memory or environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.image import erase, guard
+from sandbox.inside.interpreter import prctl_dumpable
+from sandbox.inside.service import Service
+
+EXIT_GUARD = 78
+_MEMORY_EVENTS = (
+    ("/sys/fs/cgroup/memory.events", "oom_kill "),  # cgroup v2
+    ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill "),  # v1
+)
+_LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+
+
+class Container:
+    """What the service asks of the container around it."""
+
+    work = guard.WIPED_MOUNTS[0]
+    enter: Callable[[], None] | None = None
+
+    def __init__(self) -> None:
+        guard.require()
+        self._own_state = _own_state()
+
+    def open(self, settings: dict[str, Any]) -> None:
+        """Nothing to prepare: the engine has made the mounts."""
+
+    def kill_others(self) -> None:
+        """Kill every process of the container but this one; the kernel signals all at once, so a fork bomb cannot outrun it."""
+        guard.require()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        # Orphans become children of pid 1, so no child left means no process left.
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+
+    def wipe(self) -> None:
+        """Empty the image's own tmpfs mounts."""
+        for path in guard.WIPED_MOUNTS:
+            guard.require_wipeable(path)
+            top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                erase.empty_directory(top)
+            finally:
+                os.close(top)
+
+    def leftovers(self) -> list[str]:
+        """What an episode can leave that is not wiped here: such a box is destroyed, never cleaned."""
+        found = [f"entries in {path}" for path in (*guard.WIPED_MOUNTS, "/dev/shm", "/dev/mqueue") if _has_entries(path)]
+        for kind in ("shm", "sem", "msg"):
+            with contextlib.suppress(OSError), open(f"/proc/sysvipc/{kind}", "rb") as table:
+                if table.read().count(b"\n") > 1:
+                    found.append(f"System V {kind} objects")
+        if _own_state() != self._own_state:
+            found.append("limits, priority or affinity of the warden were changed")
+        return found
+
+    def oom_kills(self) -> int:
+        """The cgroup's count of kills for memory; 0 where it is not shown."""
+        for path, key in _MEMORY_EVENTS:
+            with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as events:
+                for line in events:
+                    if line.startswith(key):
+                        return int(line.split()[1])
+        return 0
+
+    def leave(self) -> None:
+        """The end of pid 1 ends everything in the container."""
+
+
+def _own_state() -> tuple[Any, ...]:
+    """What a process of the same uid can change of this one: it would outlive the episode."""
+    limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
+    return limits, os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0)), os.sched_getscheduler(0)
+
+
+def _has_entries(path: str) -> bool:
+    try:
+        with os.scandir(path) as entries:
+            return next(entries, None) is not None
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def main() -> None:
+    """Entry point of the image."""
+    try:
+        guard.require()
+    except guard.GuardRefused as refused:
+        print(refused, file=sys.stderr)
+        raise SystemExit(EXIT_GUARD) from None
+    prctl_dumpable(0)
+    # Without handlers the kernel drops every signal that comes from inside.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    Service(Container(), 0, 1).serve()
