@@ -1,0 +1,132 @@
+"""What vLLM is started with: its arguments and environment variables, from our settings. Imports no vLLM.
+
+Invariants:
+- Log-probabilities are those of the sampling distribution (`processed_logprobs`), and nothing but our own stop tokens ends a
+  request (the model folder's generation config is ignored).
+- On one CPU device the model runs inside the engine process, without thread pinning: two processes instead of three, and a
+  learner on the same cores is not crowded onto one of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from toolrl.config import EngineConfig
+
+Device = Literal["cpu", "cuda"]
+Transport = Literal["shared_memory", "nccl", "ipc"]
+
+GIB = 1 << 30
+BACKENDS: dict[Transport, str] = {"shared_memory": "toolrl_shared_memory", "nccl": "nccl", "ipc": "ipc"}
+# A conversation turn is short: with vLLM's CPU default of 128 tokens a block, most of a small prefix would never be found.
+CPU_BLOCK_TOKENS = 32
+CPU_STEP_TOKENS = 2048
+
+
+def engine_arguments(
+    model_dir: str | Path,
+    config: EngineConfig,
+    *,
+    device: Device,
+    dtype: str,
+    max_context_tokens: int,
+    seed: int,
+    transport: Transport,
+    sleepable: bool = False,
+) -> dict[str, Any]:
+    """Keyword arguments for vLLM's `AsyncEngineArgs`; `config.options` has the last word.
+
+    Raises:
+        ValueError: `config.options` sets something that the engine's promises rest on.
+    """
+    arguments: dict[str, Any] = {
+        "model": str(model_dir),
+        "dtype": dtype,
+        "seed": seed,
+        "max_model_len": max_context_tokens,
+        "max_num_seqs": config.max_concurrent_requests,
+        "tensor_parallel_size": config.tensor_parallel,
+        "enforce_eager": config.eager,
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "enable_log_requests": False,
+        "disable_log_stats": True,
+        "weight_transfer_config": {"backend": BACKENDS[transport]},
+    }
+    if device == "cpu":
+        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
+        arguments["block_size"] = CPU_BLOCK_TOKENS
+        # vLLM's CPU backend dies when a request with a seed of its own is prefilled in parts ("CPU Generator does not use
+        # offset", 0.32); whole prompts it is, so the budget of one step must hold the longest.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, max_context_tokens)
+        arguments["distributed_executor_backend"] = "uni" if config.tensor_parallel == 1 else "mp"
+    else:
+        arguments["gpu_memory_utilization"] = config.gpu_memory_share
+        arguments["enable_sleep_mode"] = sleepable
+    fixed = {"model", "logprobs_mode", "generation_config", "skip_tokenizer_init", "weight_transfer_config"}
+    if clash := sorted(fixed & config.options.keys()):
+        raise ValueError(f"engine.options sets {', '.join(clash)}, which the rollouts depend on; remove it")
+    return arguments | config.options
+
+
+def engine_environment(config: EngineConfig, *, device: Device) -> dict[str, str]:
+    """Environment variables for the start of an engine and for the processes it starts."""
+    variables = {
+        "HF_HUB_OFFLINE": "1",  # the model folder is complete
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(config.start_deadline_s))),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    if device == "cpu":
+        variables["OMP_NUM_THREADS"] = str(config.cpu_threads)
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        if config.tensor_parallel == 1:
+            variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else vLLM puts the model into a third process
+        if config.eager:
+            # vLLM compiles a few of its sampler's functions even so: 16 s at the first request, for no speed on a CPU.
+            variables["TORCHDYNAMO_DISABLE"] = "1"
+    return variables
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets `variables`, and afterwards undoes every change, those that vLLM made itself (LD_PRELOAD, …) included."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Device:
+    """`auto` is the GPU where torch sees one."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def resolve_transport(transport: Literal["auto", "shared_memory", "nccl", "ipc"], device: Device) -> Transport:
+    """`auto` is NCCL for an engine on GPUs and shared memory on CPUs.
+
+    Raises:
+        ValueError: a GPU transport for an engine without one.
+    """
+    if transport == "auto":
+        return "nccl" if device == "cuda" else "shared_memory"
+    if transport != "shared_memory" and device == "cpu":
+        raise ValueError(
+            f"weights.transport={transport} needs the engine on a GPU, and it is on a CPU; use auto or shared_memory"
+        )
+    return transport
