@@ -16,11 +16,11 @@ from toolrl.errors import UserError
 
 # Imported for their commands, in the order in which `--help` lists them.
 from toolrl.app.cli import train  # isort: skip
-from toolrl.app.cli import ledger  # isort: skip
-from toolrl.app.cli import presets, config, bench  # isort: skip
+from toolrl.app.cli import show, ledger  # isort: skip
+from toolrl.app.cli import presets, config, doctor, bench  # isort: skip
 
 __all__ = ["app", "main"]
-_COMMANDS = (train, ledger, presets, config, bench)
+_COMMANDS = (train, show, ledger, presets, config, doctor, bench)
 
 
 def _version(wanted: bool) -> None:
