@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 LENGTH = struct.Struct(">I")
-ALARM_GRACE_S = 5.0  # the owner's deadline comes first; the alarm is for the case that there is no owner any more
+ALARM_GRACE_S = 2.0  # the owner's deadline comes first; the alarm is for the case that there is no owner any more
 
 
 def main() -> None:
