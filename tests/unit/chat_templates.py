@@ -1,0 +1,73 @@
+"""The chat templates of the package trl and a tokenizer trained here, each template's special tokens added to it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "python",
+            "description": "Runs Python code.",
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+        },
+    }
+]
+_SPECIAL = re.compile(
+    r"<[|｜][^<>|｜\s'\"{}]+[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<(?:start|end)_of_\w+>|</?(?:think|tool_call|tool_response)>"
+)
+# End-of-text tokens as the model families have them, the first that the template mentions; else a token of its own.
+_EOS = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|return|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<｜end▁of▁sentence｜>",
+    "<|eot|>",
+    "<end_of_utterance>",
+]
+_CORPUS = [
+    'You are a helpful assistant. Use the tools. def main(): print("hello") return x == 1\n\n',
+    '{"type": "function", "function": {"name": "python", "arguments": {"code": "print(2+2)"}}}\n',
+    "<|start|>user assistant system tool\n\n<b> the answer is 42, and so on.\n",
+]
+
+
+def templates() -> dict[str, str]:
+    """Template texts by name."""
+    spec = importlib.util.find_spec("trl")
+    assert spec and spec.origin
+    folder = Path(spec.origin).parent / "chat_templates"
+    return {path.stem: path.read_text() for path in sorted(folder.glob("*.jinja"))}
+
+
+@functools.cache
+def _trained() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(_CORPUS * 20, trainer)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def tokenizer_for(template: str) -> PreTrainedTokenizerFast:
+    """A fresh tokenizer with this template and its special tokens."""
+    backend = Tokenizer.from_str(_trained())
+    found = list(dict.fromkeys(_SPECIAL.findall(template)))
+    eos = next((token for token in _EOS if token in template), "<eos>")
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in ["<bos>", eos, *found]])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token=eos)
+    tokenizer.chat_template = template
+    return tokenizer
