@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from actors.engine import EngineDied, EngineError, Generated
 from toolrl.answers import answer_of
 from toolrl.config import RolloutConfig
 from toolrl.conversation import ChatFormat
@@ -24,18 +25,9 @@ from toolrl.rewards import RewardPipeline
 from toolrl.tasks import Task
 from toolrl.toolcalls import Parsed, Parser
 from toolrl.tools import InfraError, Toolbox, ToolboxSession
-from toolrl.trajectory import LimitName, Outcome, ToolCall, ToolResult, Trajectory, Turn
+from toolrl.trajectory import LimitName, Outcome, ToolResult, Trajectory, Turn
 
 log = logging.getLogger(__name__)
-
-
-class Generated(Protocol):
-    """What an engine returns for one request; lists are one entry a sampled token."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    weight_versions: list[int]
-    finish_reason: str
 
 
 class GeneratesTokens(Protocol):
@@ -57,20 +49,20 @@ class GeneratesTokens(Protocol):
 
 @dataclass(frozen=True)
 class Seat:
-    """Which sample of which group an episode fills, and on which try."""
+    """Which sample of which group an episode fills."""
 
     group_id: str
     sample_index: int
-    attempt: int = 0
+    seed: int  # of this sample's randomness, the same on every machine, in every schedule and on every try
 
     @property
     def trajectory_id(self) -> str:
-        return f"{self.group_id}.{self.sample_index}" + (f".{self.attempt}" if self.attempt else "")
+        return f"{self.group_id}.{self.sample_index}"
 
-    def seed(self, run_seed: int, turn: int) -> int:
-        """A sampling seed of its own for every turn, the same on every machine and in every schedule."""
-        text = f"{run_seed}/{self.group_id}/{self.sample_index}/{self.attempt}/{turn}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
+    def turn_seed(self, turn: int) -> int:
+        """The sampling seed of one turn, 31 bits."""
+        digest = hashlib.blake2b(f"{self.seed}/{turn}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest, "big") >> 1
 
 
 class EpisodeRunner:
@@ -86,8 +78,7 @@ class EpisodeRunner:
         config: RolloutConfig,
         *,
         tokenizer: Any,
-        answer: str,
-        seed: int,
+        answer: AnswerForm,
     ) -> None:
         self.engine = engine
         self.chat = chat
@@ -97,7 +88,6 @@ class EpisodeRunner:
         self.config = config
         self.tokenizer = tokenizer
         self.answer = answer
-        self.seed = seed
 
     async def run(
         self,
@@ -107,7 +97,10 @@ class EpisodeRunner:
         temperature: float | None = None,
         on_turn: Callable[[Trajectory], Awaitable[None]] | None = None,
     ) -> Trajectory:
-        """One whole episode, scored. Faults of the machinery come back as outcome `infra_error`, never as an exception.
+        """One whole episode, scored. A fault of the machinery comes back as outcome `infra_error`.
+
+        Raises:
+            EngineDied: the engine is gone, and with it every episode of the worker.
 
         Args:
             temperature: overrides the config's (evaluation).
@@ -127,7 +120,9 @@ class EpisodeRunner:
             async with self.toolbox.session(trajectory.id) as tools:
                 await self._play(trajectory, seat, tools, on_turn)
             await self._score(trajectory, task)
-        except InfraError as error:
+        except EngineDied:
+            raise  # not this episode's fault alone: the worker has no engine any more
+        except (InfraError, EngineError) as error:
             log.warning("episode %s: %s", trajectory.id, error)
             trajectory.outcome = Outcome.INFRA_ERROR
             trajectory.metadata["infra_error"] = str(error)[:500]
@@ -148,7 +143,7 @@ class EpisodeRunner:
             turn = await self._policy_turn(trajectory, seat)
             if turn is None:
                 return
-            parsed = self.parser.parse(turn.text, start=calls_made)
+            parsed = self.parser.parse(turn.text, first_call=calls_made)
             turn.calls, turn.call_errors = parsed.calls, parsed.errors
             self._settle(trajectory, turn, parsed, calls_made)
             if trajectory.outcome is not None:
@@ -174,7 +169,7 @@ class EpisodeRunner:
             top_p=self.config.top_p,
             top_k=self.config.top_k,
             stop_token_ids=self.chat.stop_token_ids,
-            seed=seat.seed(self.seed, index) if trajectory.temperature > 0 else None,
+            seed=seat.turn_seed(index) if trajectory.temperature > 0 else None,
             request_id=f"{trajectory.id}-{index}",
         )
         _add(trajectory.timings, "generate_s", time.monotonic() - started)
@@ -251,5 +246,3 @@ class EpisodeRunner:
 def _add(timings: dict[str, float], name: str, seconds: float) -> None:
     timings[name] = timings.get(name, 0.0) + seconds
 
-
-__all__ = ["EpisodeRunner", "Generated", "GeneratesTokens", "Seat", "ToolCall"]

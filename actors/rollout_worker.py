@@ -20,8 +20,8 @@ import ray
 
 from actors.engine import Engine, EngineDied
 from actors.episode import EpisodeRunner, Seat
-from actors.replay import Ticket
-from actors.vllm_toolcalls import external_parsers
+from actors.replay import Entry, Ticket
+from actors.vllm_toolcalls import vllm_parser_factory
 from actors.weights import Publication, WeightReceiver
 from sandbox import SandboxConfig, SandboxPool
 from toolrl import tasks, toolcalls
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE = 6
 LOOP_PROBE_S = 0.1
+TICKET_WAIT_S = 1.0
 
 
 def sandbox_config(config: RunConfig) -> SandboxConfig:
@@ -62,7 +63,7 @@ class RolloutWorker:
         self.config = config
         self.model_dir = model_dir
         self.buffer = buffer
-        self.running: dict[str, asyncio.Task[None]] = {}
+        self.running: dict[str, dict[int, asyncio.Task[None]]] = {}  # group id -> sample index -> episode
         self.stopping = asyncio.Event()
         self.loop_lag_s = 0.0
         self.finished_episodes = 0
@@ -92,7 +93,7 @@ class RolloutWorker:
         self.sandbox = await self._stack.enter_async_context(SandboxPool(sandbox_config(config)))
         checker = await self._stack.enter_async_context(AnswerChecker(config.tasks))
         self.toolbox = Toolbox.build(config.tools, interpreter=self.sandbox, seed=config.seed)
-        self.parser = toolcalls.get(config.rollout.parser, external=external_parsers(tokenizer, self.toolbox.schemas))
+        self.parser = toolcalls.get(config.rollout.parser, external=vllm_parser_factory(tokenizer, self.toolbox.schemas))
         self.chat = ChatFormat(
             tokenizer,
             tools=self.toolbox.schemas,
@@ -122,26 +123,40 @@ class RolloutWorker:
         heartbeat = asyncio.create_task(self._heartbeat())
         try:
             while not self.stopping.is_set():
-                if len(self.running) + self.config.loop.group_size > max(
-                    self.config.rollout.concurrency, self.config.loop.group_size
-                ):
-                    await asyncio.wait(self.running.values(), return_when=asyncio.FIRST_COMPLETED)
+                episodes = self._episodes()
+                if episodes and len(episodes) + self.config.loop.group_size > self.config.rollout.concurrency:
+                    await asyncio.wait(episodes, return_when=asyncio.FIRST_COMPLETED)
                     continue
-                ticket = await self.buffer.wait_for_ticket.remote(self.name, timeout_s=1.0)
+                ticket = await self.buffer.wait_for_ticket.remote(
+                    self.name, engine_version=self.receiver.version, timeout_s=TICKET_WAIT_S
+                )
                 if ticket is not None:
                     self._begin(ticket)
         finally:
             heartbeat.cancel()
-            for task in self.running.values():
-                task.cancel()
+            self._cancel(list(self.running))
+
+    def _episodes(self) -> list[asyncio.Task[None]]:
+        return [episode for group in self.running.values() for episode in group.values()]
 
     def _begin(self, ticket: Ticket) -> None:
         task = self.tasks.task(ticket.task_index)
+        group = self.running.setdefault(ticket.group_id, {})
         for sample_index in ticket.samples_missing:
-            seat = Seat(ticket.group_id, sample_index, ticket.attempts.get(sample_index, 0))
-            episode = asyncio.create_task(self._episode(task, seat))
-            self.running[seat.trajectory_id] = episode
-            episode.add_done_callback(lambda _, key=seat.trajectory_id: self.running.pop(key, None))
+            seat = Seat(ticket.group_id, sample_index, ticket.seeds[sample_index])
+            group[sample_index] = asyncio.create_task(self._episode(task, seat))
+            group[sample_index].add_done_callback(lambda _, seat=seat: self._forget(seat))
+
+    def _forget(self, seat: Seat) -> None:
+        group = self.running.get(seat.group_id, {})
+        group.pop(seat.sample_index, None)
+        if not group:
+            self.running.pop(seat.group_id, None)
+
+    def _cancel(self, group_ids: list[str]) -> None:
+        for group_id in group_ids:
+            for episode in self.running.get(group_id, {}).values():
+                episode.cancel()
 
     async def _episode(self, task: Task, seat: Seat) -> None:
         try:
@@ -157,15 +172,16 @@ class RolloutWorker:
         self.finished_episodes += 1
         self.sampled_tokens += sum(len(turn.token_ids) for turn in trajectory.policy_turns)
         trajectory.metadata["worker"] = self.name
-        await self.buffer.put.remote(self.name, encode(trajectory))
+        await self.buffer.put.remote(self.name, [Entry.of(trajectory)])
 
     async def _save_progress(self, trajectory: Trajectory) -> None:
         # Not awaited: an episode does not wait for the buffer's disk; a later write of the same episode replaces this one.
-        self.buffer.put_progress.remote(self.name, encode(trajectory))
+        self.buffer.put_progress.remote(self.name, [Entry.of(trajectory)])
 
     async def _heartbeat(self) -> None:
         while True:
-            await self.buffer.heartbeat.remote(self.name)
+            # Groups that went to somebody else meanwhile are not worth another token.
+            self._cancel(await self.buffer.heartbeat.remote(self.name, list(self.running)))
             await asyncio.sleep(self.config.rollout.lease_s / HEARTBEATS_PER_LEASE)
 
     async def _measure_loop_lag(self) -> None:
@@ -188,7 +204,7 @@ class RolloutWorker:
 
         async def one(index: int, sample: int) -> bytes:
             async with gate:
-                seat = Seat(f"eval-{index}", sample)
+                seat = Seat(f"eval-{index}", sample, seed=index * samples + sample)
                 return encode(await self.episodes.run(held_out[index], seat, temperature=temperature))
 
         return list(await asyncio.gather(*(one(i, s) for i in indices for s in range(samples))))
@@ -198,7 +214,7 @@ class RolloutWorker:
         return {
             "worker": self.name,
             "version": self.receiver.version,
-            "running": len(self.running),
+            "running": len(self._episodes()),
             "finished_episodes": self.finished_episodes,
             "sampled_tokens": self.sampled_tokens,
             "loop_lag_s": self.loop_lag_s,
@@ -215,8 +231,7 @@ class RolloutWorker:
     async def stop(self) -> None:
         """Ends every episode and closes engine, interpreters and verifier; leaves no process behind."""
         self.stopping.set()
-        for task in list(self.running.values()):
-            task.cancel()
+        self._cancel(list(self.running))
         for task in self._background:
             task.cancel()
         await self._stack.aclose()

@@ -2,8 +2,7 @@
 
 Invariants:
 - A worker takes no ticket before it has the latest published weights.
-- A publication ends within its deadline, whatever a worker does; one that missed it is `behind` and gets the latest version
-  at the next publication.
+- A publication ends within its deadline, whatever a worker does (see `actors.weights.channel`).
 - A worker that died is replaced, at most `MAX_RESTARTS` times each; its tickets come back through their leases.
 """
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.rollout_worker import start_rollout_worker
-from actors.weights import Publication
+from actors.weights import Delivery, Publication, WeightChannel
 from toolrl.config import RunConfig
 from toolrl.trajectory import Trajectory
 from toolrl.trajectory_codec import decode
@@ -38,7 +36,6 @@ class WorkersLost(RuntimeError):
 class _Member:
     actor: Any
     running: Any = None  # the ref of its `run()`
-    behind: bool = False
     restarts: int = 0
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +49,7 @@ class WorkerPool:
         self.buffer = buffer
         self.on_gpu = on_gpu
         self.members: dict[str, _Member] = {}
-        self.latest: Publication | None = None
+        self.channel = WeightChannel(config.weights.deadline_s)
         self.begun = False
 
     @classmethod
@@ -84,32 +81,13 @@ class WorkerPool:
             ) from None
         except RayError as error:
             raise WorkersLost(f"rollout worker {name} did not start: {error}") from error
-        if self.latest is not None:
-            await self._give(name, self.latest)
+        await self.channel.join(name, lambda publication: _value(actor.update_weights.remote(publication)))
         if self.begun:
             member.running = actor.run.remote()
 
-    async def publish(self, publication: Publication) -> dict[str, Any]:
-        """Gives every worker the new weights; returns {worker: what it reported}, without those that are behind."""
-        self.latest = publication
-        names = list(self.members)
-        reports = await asyncio.gather(*(self._give(name, publication) for name in names))
-        return {name: report for name, report in zip(names, reports, strict=True) if report is not None}
-
-    async def _give(self, name: str, publication: Publication) -> dict[str, Any] | None:
-        member = self.members[name]
-        deadline = self.config.weights.deadline_s
-        try:
-            report = await asyncio.wait_for(_value(member.actor.update_weights.remote(publication)), deadline)
-        except TimeoutError:
-            log.warning("%s did not take weights %d in %.0f s: behind", name, publication.version, deadline)
-        except RayError as error:
-            log.warning("%s refused weights %d: behind: %s", name, publication.version, error)
-        else:
-            member.behind = False
-            return dict(report)
-        member.behind = True
-        return None
+    async def publish(self, publication: Publication) -> Delivery:
+        """Gives every worker the new weights; the delivery names those that are behind."""
+        return await self.channel.publish(publication)
 
     def begin(self) -> None:
         """Lets the workers pull tickets."""
@@ -140,6 +118,7 @@ class WorkerPool:
         if member.restarts >= MAX_RESTARTS:
             raise WorkersLost(f"rollout worker {name} died {member.restarts + 1} times; the last time: {error}") from error
         log.warning("rollout worker %s died (%s): replaced", name, type(error).__name__)
+        self.channel.leave(name)
         await self.buffer.release_worker.remote(name)
         ray.kill(member.actor, no_restart=True)
         await self._add(name, restarts=member.restarts + 1)
@@ -169,10 +148,9 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """Stops every worker: asked first, killed after a deadline."""
-        deadline = time.monotonic() + STOP_DEADLINE_S
+        self.channel.close()
         asked = [_value(member.actor.stop.remote()) for member in self.members.values()]
-        left = max(0.1, deadline - time.monotonic())
-        await asyncio.gather(*(asyncio.wait_for(a, left) for a in asked), return_exceptions=True)
+        await asyncio.gather(*(asyncio.wait_for(a, STOP_DEADLINE_S) for a in asked), return_exceptions=True)
         for member in self.members.values():
             ray.kill(member.actor, no_restart=True)
         self.members.clear()

@@ -213,6 +213,7 @@ class LoopConfig:
     keep_checkpoints: int = 2
     eval_every_steps: int = 0  # 0: before the first and after the last step only
     eval_samples: int = 1  # k of avg@k and pass@k
+    eval_temperature: Optional[float] = None  # None: that of the rollouts
     batch_deadline_s: float = 900.0  # a step whose batch does not come by then fails and says for whom it waited
     shown_trajectories_per_step: int = 4  # written for `toolrl show`
 

@@ -1,0 +1,89 @@
+"""The live parts of a run: Ray, the replay buffer, the learner, the rollout workers; started together, stopped together.
+
+Invariant: leaving the context leaves no actor, no engine process and no container of this run behind, however it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors.learner_group import LearnerGroup
+from actors.replay import start_replay_buffer
+from actors.worker_pool import WorkerPool
+from toolrl import placement
+from toolrl.app.run_folder import RunFolder
+from toolrl.config import RunConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Parts:
+    """What the loop works with."""
+
+    config: RunConfig
+    folder: RunFolder
+    on_gpu: bool
+    buffer: Any  # Ray handle of actors.replay.ReplayBuffer
+    learner: LearnerGroup
+    workers: WorkerPool
+
+
+def start_ray(config: RunConfig) -> None:
+    """Joins the cluster at `placement.ray_address`, or starts a local one that ends with this process.
+
+    Raises:
+        toolrl.placement.PlacementError: the cluster lacks what the config asks for; names it.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if config.placement.ray_address:
+        ray.init(address=config.placement.ray_address, log_to_driver=False, logging_level="warning")
+        return
+    available = {"CPU": os.cpu_count() or 1}
+    wanted = placement.needed(config, placement.resolve_device(config, available)).total()["CPU"]
+    # A laptop may have fewer cores than parts: Ray's CPU is a place in its queue, the kernel shares the real ones.
+    ray.init(
+        address="local",
+        num_cpus=max(int(available["CPU"]), int(wanted + 0.999)),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="warning",
+    )
+
+
+@contextlib.asynccontextmanager
+async def start_parts(config: RunConfig, folder: RunFolder) -> AsyncIterator[Parts]:
+    """Starts everything at once (engines take the longest) and stops everything at the end."""
+    start_ray(config)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(ray.shutdown)
+        available = ray.cluster_resources()
+        on_gpu = placement.plan(config, available).device == "cuda"
+        buffer = start_replay_buffer(config, folder.ledger)
+        learner, workers = await _both(
+            LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu),
+            WorkerPool.start(config, str(folder.model), buffer, on_gpu=on_gpu),
+        )
+        stack.push_async_callback(learner.stop)
+        stack.push_async_callback(workers.stop)
+        yield Parts(config, folder, on_gpu, buffer, learner, workers)
+
+
+async def _both(learner: Any, workers: Any) -> tuple[LearnerGroup, WorkerPool]:
+    """Starts both; when one fails the other is stopped and the failure is raised."""
+    started = await asyncio.gather(learner, workers, return_exceptions=True)
+    failed = [each for each in started if isinstance(each, BaseException)]
+    if failed:
+        for each in started:
+            if not isinstance(each, BaseException):
+                await each.stop()
+        raise failed[0]
+    return started[0], started[1]  # type: ignore[return-value]
