@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 TOOLS: list[dict[str, Any]] = [
@@ -34,6 +34,10 @@ _EOS = [
     "<|eot|>",
     "<end_of_utterance>",
 ]
+# How Llama 3, Qwen and most others since split text before BPE.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _CORPUS = [
     'You are a helpful assistant. Use the tools. def main(): print("hello") return x == 1\n\n',
     '{"type": "function", "function": {"name": "python", "arguments": {"code": "print(2+2)"}}}\n',
@@ -52,7 +56,12 @@ def templates() -> dict[str, str]:
 @functools.cache
 def _trained() -> str:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=700, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False

@@ -1,15 +1,17 @@
-"""A conversation as token ids, for any tokenizer with a chat template: the prompt, and what stands between two policy turns.
+"""A conversation as token ids, for any tokenizer with a chat template: the prompt, and what stands between two policy
+turns.
 
 Invariants:
 - What the policy sampled is never encoded again: `observation_ids` gives only the ids that follow it.
-- Prompt, sampled turns and observations together are the template's own render of the conversation; `__init__` checks that on whole
-  conversations and raises TemplateRefused where it is not so (or says `split`, as asked).
+- Prompt, sampled turns and observations together are the template's own render of the conversation; `__init__` checks
+  that on whole conversations and raises TemplateRefused where it is not so (or says `split`, as asked).
 - Observations hold no control token but the template's own.
 Immutable after construction; every method may be called from any thread.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -51,7 +53,8 @@ class ChatFormat:
         """`chat_template` is a template's text or the path of a Jinja file; `parser` is what reads the policy's calls.
 
         Raises:
-            TemplateRefused: the template rewrites (or, even for `split`, leaves out) what was said; the message says what.
+            TemplateRefused: the template rewrites (or, even for `split`, leaves out) what was said; the message says
+            what.
         """
         self._encoder = Encoder(tokenizer)
         self._template = Template(tokenizer, tools, chat_template, template_options)
@@ -74,6 +77,7 @@ class ChatFormat:
         self.stop_token_ids = list(
             dict.fromkeys(self._encoder.control[end] for end in ends if end in self._encoder.control)
         )
+        self._template_controls = functools.lru_cache(maxsize=1024)(self._count_template_controls)
         self._call_end = self._encoder.control[checked.deltas.ends.call]
         markup = _MARKUP.findall(self._deltas.text([("python", "call_0")] * 2, ["x", "x"]))
         tags = parser.tags if parser else ()
@@ -102,8 +106,8 @@ class ChatFormat:
     ) -> list[int]:
         """The ids between the policy turn's last sampled token and the next sampled token.
 
-        A turn that was cut before its end token gets that token here, untrained. `text` and `truncated` of the results are set to
-        what the model sees.
+        A turn that was cut before its end token gets that token here, untrained. `text` and `truncated` of the
+        results are set to what the model sees.
 
         Raises:
             ObservationTooLong: not even empty results fit into `budget_tokens`.
@@ -116,14 +120,15 @@ class ChatFormat:
         supplied = [] if policy_turn.token_ids and policy_turn.token_ids[-1] == self._call_end else [self._call_end]
         replies = [(result.name or "tool", result.call_id) for result in results]
         texts = [self.observation_text(result.text)[0] for result in results]
-        ids = supplied + self._delta_ids(replies, texts)
-        if budget_tokens is not None and len(ids) > budget_tokens:
-            texts = self._shortened(replies, texts, budget_tokens - len(supplied), cut)
-            ids = supplied + self._delta_ids(replies, texts)
-        for result, text, before in zip(results, texts, [r.text for r in results], strict=True):
-            result.truncated = result.truncated or len(text) < len(before)
-            result.text = text
-        return ids
+        ids, texts = self._delta_ids(replies, texts)
+        cut_away = [False] * len(texts)
+        if budget_tokens is not None and len(supplied) + len(ids) > budget_tokens:
+            ids, shown = self._shortened(replies, texts, budget_tokens - len(supplied), cut)
+            cut_away = [now != before for now, before in zip(shown, texts, strict=True)]
+            texts = shown
+        for result, text, cut_here in zip(results, texts, cut_away, strict=True):
+            result.text, result.truncated = text, result.truncated or cut_here
+        return supplied + ids
 
     def assistant_ids(self, content: str, calls: Sequence[ToolCall] = (), reasoning: str = "") -> list[int]:
         """What a policy samples that writes this message perfectly, its end token included."""
@@ -149,6 +154,8 @@ class ChatFormat:
         if self._dialect.thinking != "inline" and "</think>" in text:
             thought, _, text = text.partition("</think>")
             reasoning, text = thought.replace("<think>", "", 1).strip("\n"), text.lstrip("\n")
+        if self._dialect.thinking == "inline" and self.checked.thinking == "opened" and "<think>" not in text:
+            text = "<think>\n" + text  # the prompt had opened it
         if self._dialect.calls == "text" or not turn.calls:
             return assistant_message(text, (), reasoning)
         content = self._parser.parse(text).content if self._parser else text
@@ -183,24 +190,37 @@ class ChatFormat:
             raise TemplateRefused(f"the template does not render this turn after its generation prompt: {whole[:80]!r}")
         return text[len(prompt) :] + end
 
-    def _delta_ids(self, replies: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
+    def _delta_ids(self, replies: Sequence[tuple[str, str]], texts: list[str]) -> tuple[list[int], list[str]]:
+        """The delta's ids, and the texts in it: without what would have become a control token."""
+        ids = self._encode_delta(replies, texts)
+        if sum(i in self.control_token_ids for i in ids) != self._template_controls(tuple(replies)):
+            texts = [self._encoder.without_controls(text) for text in texts]
+            ids = self._encode_delta(replies, texts)
+        return ids, texts
+
+    def _encode_delta(self, replies: Sequence[tuple[str, str]], texts: Sequence[str]) -> list[int]:
         return self._encoder.encode_after(self._deltas.ends.call, self._deltas.text(replies, texts))
 
-    def _shortened(self, replies: Sequence[tuple[str, str]], texts: list[str], budget: int, cut: Cut) -> list[str]:
-        """The texts cut down so that the whole delta fits, the longest first."""
-        fixed = len(self._delta_ids(replies, [""] * len(texts)))
-        if fixed > budget:
-            raise ObservationTooLong(fixed, budget)
-        room = budget - fixed
+    def _count_template_controls(self, replies: tuple[tuple[str, str], ...]) -> int:
+        return sum(i in self.control_token_ids for i in self._encode_delta(replies, ["x"] * len(replies)))
+
+    def _shortened(
+        self, replies: Sequence[tuple[str, str]], texts: list[str], budget: int, cut: Cut
+    ) -> tuple[list[int], list[str]]:
+        """The delta with its texts cut down so that it fits, the longest first."""
+        shown = [""] * len(texts)
+        empty, _ = self._delta_ids(replies, shown)
+        if len(empty) > budget:
+            raise ObservationTooLong(len(empty), budget)
         sizes = [len(self._encoder.encode(text)) for text in texts]
-        while room >= 0:
+        room = budget - len(empty)
+        while room > 0:
             share = _share(sizes, room)
-            shown = [self.observation_text(text, share, cut)[0] for text in texts]
-            excess = len(self._delta_ids(replies, shown)) - budget
-            if excess <= 0:
-                return shown
-            room -= excess
-        return [""] * len(texts)
+            ids, shown = self._delta_ids(replies, [self.observation_text(text, share, cut)[0] for text in texts])
+            if len(ids) <= budget:
+                return ids, shown
+            room -= len(ids) - budget
+        return empty, [""] * len(texts)
 
 
 _GO: Message = {"role": "user", "content": "go"}

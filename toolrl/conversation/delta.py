@@ -1,7 +1,8 @@
 """What a chat template writes between a policy turn's end token and the next sampled token.
 
-It is read off a short stand-in conversation, once for each kind of reply (how many results, of which tools, with which call ids), and
-kept as fixed pieces around the results. `prefix_check` shows that the same text stands in whole conversations.
+It is read off a short stand-in conversation, once for each kind of reply (how many results, of which tools, with
+which call ids), and kept as fixed pieces around the results. `prefix_check` shows that the same text stands in whole
+conversations.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from toolrl.conversation.encoding import Encoder
 from toolrl.conversation.template import Dialect, Message, Template, TemplateRefused, assistant_message, tool_message
-from toolrl.trajectory import ToolCall, ToolResult
+from toolrl.trajectory import ToolCall
 
 MARK = "Mark7Q"  # one word, so that no template trims, splits or escapes it
 # Texts that show whether a template puts a result in as it is.
@@ -109,17 +110,17 @@ def _learn_ends(template: Template, dialect: Dialect, encoder: Encoder) -> Ends:
     """Finds the end tokens. Raises TemplateRefused where no control token ends a turn."""
     user: Message = {"role": "user", "content": "go"}
     answered = [user, assistant_message(MARK + "end")]
-    alone = _after_mark(template.render(answered, dialect, generation=False))
-    followed = _after_mark(template.render([*answered, user], dialect, generation=True))
+    alone = _after_mark(template.render(answered, dialect, generation=False), "the assistant's words")
+    followed = _after_mark(template.render([*answered, user], dialect, generation=True), "the assistant's words")
     eos = str(encoder.tokenizer.eos_token)
     answer_at, ended_by_next = _answer_end(alone, followed, eos, encoder)
     answer, answer_tail = answer_at[0], (followed if ended_by_next else alone)[: answer_at[2]]
 
     reply = [("python", "call_0")]
     messages = stand_in(dialect, reply)
-    called = _after_mark(template.render(messages, dialect, generation=False))
+    called = _after_mark(template.render(messages, dialect, generation=False), "calls")
     replied = template.render([*messages, tool_message("call_0", "python", "ok" + MARK)], dialect, generation=True)
-    replied = _after_mark(replied[: replied.find("ok" + MARK)] if "ok" + MARK in replied else replied)
+    replied = _after_mark(replied[: replied.find("ok" + MARK)] if "ok" + MARK in replied else replied, "calls")
     shared = _common_prefix(called, replied)
     found = encoder.controls(replied[: len(shared)])
     if ended_by_next:
@@ -150,10 +151,10 @@ def _answer_end(alone: str, followed: str, eos: str, encoder: Encoder) -> tuple[
     raise TemplateRefused("no control token ends an assistant message, so nothing tells where the policy stops")
 
 
-def _after_mark(text: str) -> str:
-    before, mark, after = text.rpartition(MARK + "end")
+def _after_mark(text: str, what: str) -> str:
+    _, mark, after = text.rpartition(MARK + "end")
     if not mark:
-        raise TemplateRefused("the assistant's own text is left out")
+        raise TemplateRefused(f"{what} are left out")
     return after
 
 

@@ -1,12 +1,13 @@
 """A tokenizer as this package uses it: text to ids and nothing else, from any thread.
 
-Invariants: no token is added or cut; control tokens in the text become their single ids. A fast tokenizer's Rust part is copied, so
-that a caller who truncates or pads with the original in another thread changes nothing here.
+Invariants: no token is added or cut; control tokens in the text become their single ids. A fast tokenizer's Rust part
+is copied, so that a caller who truncates or pads with the original in another thread changes nothing here.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 import threading
 from typing import Any
@@ -48,7 +49,7 @@ class Encoder:
         return ids[1:]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Start and end character of each token; evenly spread over stretches of text where the tokenizer does not tell."""
+        """Start and end character of each token; spread evenly over words where the tokenizer does not tell."""
         if self._fast is not None:
             return list(self._fast.encode(text, add_special_tokens=False).offsets)
         spans: list[tuple[int, int]] = []
@@ -56,8 +57,22 @@ class Encoder:
             count = max(1, len(self.encode(piece.group())))
             width = piece.end() - piece.start()
             edges = [piece.start() + width * i // count for i in range(count + 1)]
-            spans.extend(zip(edges, edges[1:], strict=False))
+            spans.extend(itertools.pairwise(edges))
         return spans
+
+    def without_controls(self, text: str) -> str:
+        """The text without anything that this tokenizer reads as a control token, be it after its own normalisation."""
+        for _ in range(4):
+            if self.control_ids.isdisjoint(self.encode(text)):
+                return text
+            if self._fast is None:
+                break
+            read = self._fast.encode(text, add_special_tokens=False)
+            for index, (start, end) in reversed(list(zip(read.ids, read.offsets, strict=True))):
+                if index in self.control_ids:
+                    text = text[:start] + "?" + text[end:]
+        text = re.sub(r"[^\w\s.,:=+-]", " ", text)
+        return text if self.control_ids.isdisjoint(self.encode(text)) else ""
 
     def controls(self, text: str) -> list[tuple[str, int, int]]:
         """The control strings in `text` with their places, in order."""
@@ -79,5 +94,5 @@ class Encoder:
 
 
 def _is_control(content: str, special: bool) -> bool:
-    """Whether an added token steers a model: special ones, and markup like `<tool_call>`; not runs of whitespace, not words."""
+    """Whether an added token steers a model: special ones and markup like `<tool_call>`; not whitespace, not words."""
     return bool(content.strip()) and (special or not re.fullmatch(r"[\w\s]+", content))

@@ -1,12 +1,13 @@
 """Does a chat template continue a conversation without rewriting it? Asked before a run starts, of whole conversations.
 
-At each generation prompt the template's whole render must be what the model has seen: the render so far, the policy's turn up to
-its end token and the delta, as text and as ids. What the template does after the last answer changes nothing any more: it is noted only.
+At each generation prompt the template's whole render must be what the model has seen: the render so far, the policy's
+turn up to its end token and the delta, as text and as ids. What the template does after the last answer changes
+nothing any more: it is noted only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,8 +16,10 @@ from toolrl.conversation.delta import Deltas
 from toolrl.conversation.encoding import Encoder
 from toolrl.conversation.template import Dialect, Message, Template, TemplateRefused, assistant_message
 from toolrl.toolcalls.parser import Parser
+from toolrl.trajectory import ToolCall
 
-# How the generation prompt stands to thinking: the policy may open it, the prompt has opened it, or the prompt rules it out.
+# How the generation prompt stands to thinking: the policy may open it, the prompt has opened it, or the prompt rules
+# it out.
 Thinking = Literal["optional", "opened", "closed"]
 
 
@@ -44,7 +47,8 @@ class Checked:
 def examine(template: Template, encoder: Encoder, parser: Parser | None) -> Checked:
     """The first dialect in which the template continues token by token, else the first that leaves nothing out.
 
-    The template's own form of calls and results comes first: one that only removes thinking there is not moved to another.
+    The template's own form of calls and results comes first: one that only removes thinking there is not moved to
+    another.
     """
     tried: list[Checked] = []
     for dialect in _dialects(template, parser):
@@ -58,14 +62,19 @@ def examine(template: Template, encoder: Encoder, parser: Parser | None) -> Chec
 
 def _departures(dialect: Dialect, tried: list[Checked]) -> tuple[str, ...]:
     """In words, what is done otherwise than the template's own way, and why."""
-    native = next((c.broken or c.rewrites for c in tried if c.dialect.calls == "native"), "")
     notes = []
+    native = [c for c in tried if c.dialect.calls == "native"]
+    same_form = [
+        c for c in native if (c.dialect.arguments, c.dialect.call_ids) == (dialect.arguments, dialect.call_ids)
+    ]
     if dialect.calls == "text":
-        notes.append(f"calls are written into the content ({native})")
+        notes.append(f"calls are written into the content ({_why(native)})")
     if dialect.results == "user":
         notes.append("results are shown in user messages")
+    if not dialect.text_beside_calls:
+        notes.append(f"no text beside calls ({_why(c for c in same_form if c.dialect.text_beside_calls)})")
     if not dialect.parallel:
-        notes.append(f"one call a message ({next((c.broken for c in tried if c.dialect.parallel and c.broken), '')})")
+        notes.append(f"one call a message ({_why(c for c in same_form if not c.dialect.text_beside_calls)})")
     if dialect.system == "in_user":
         notes.append("the system message is put into the user's")
     if dialect.tools == "described":
@@ -73,23 +82,29 @@ def _departures(dialect: Dialect, tried: list[Checked]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _why(tried: Iterable[Checked]) -> str:
+    return next((checked.broken or checked.rewrites for checked in tried), "")
+
+
 def _dialects(template: Template, parser: Parser | None) -> Iterator[Dialect]:
     base = _base_dialect(template)
-    for arguments in ("object", "json"):
+    forms = [replace(base, call_ids=ids, arguments=form) for ids in ("ours", "nine") for form in ("object", "json")]
+    for form in forms:
         for parallel in (True, False):
-            yield replace(base, arguments=arguments, parallel=parallel)  # type: ignore[arg-type]
+            yield replace(form, parallel=parallel)
+            yield replace(form, parallel=parallel, text_beside_calls=False)
     text = replace(base, calls="text", tools="described" if parser and template.tools else "template")
     yield text
     yield replace(text, results="user")
 
 
 def _base_dialect(template: Template) -> Dialect:
-    """How the template takes content, system messages and thinking. Raises TemplateRefused when it takes no user message."""
+    """How the template takes content, system messages and thinking. TemplateRefused when it takes no user message."""
     why = "the user's message is left out"
     user: Message = {"role": "user", "content": "Ask0Q"}
     system: Message = {"role": "system", "content": "Rule0Q"}
     for content in ("string", "parts"):
-        dialect = Dialect(content=content)  # type: ignore[arg-type]
+        dialect = Dialect(content=content)
         try:
             if not _holds(template, [user], dialect, "Ask0Q"):
                 continue
@@ -98,13 +113,25 @@ def _base_dialect(template: Template) -> Dialect:
             continue
         if not _accepts(template, [system, user], dialect, "Rule0Q"):
             dialect = replace(dialect, system="in_user")
-        thinking = [user, assistant_message("Say", (), "Weigh0Q")]
-        for field in ("reasoning_content", "thinking", "reasoning"):
-            spoken = replace(dialect, thinking=field)  # type: ignore[arg-type]
-            if _accepts(template, thinking, spoken, "Weigh0Q"):
-                return spoken
-        return dialect
+        return _with_thinking(template, dialect)
     raise TemplateRefused(why)
+
+
+# How models write their thinking where it is part of the content; a template's source tells which it knows.
+_THOUGHTS = {"<channel|>": "<|channel>thought\n{}\n<channel|>", "[/THINK]": "[THINK]{}[/THINK]"}
+
+
+def _with_thinking(template: Template, dialect: Dialect) -> Dialect:
+    """The dialect with the field that the template reads thinking from, if there is one."""
+    user: Message = {"role": "user", "content": "Ask0Q"}
+    answer = assistant_message("Say", (), "Weigh0Q")
+    call = assistant_message("", [ToolCall("call_0", "python", {"code": "1"})], "Weigh0Q")
+    for field in ("reasoning_content", "thinking", "reasoning"):
+        spoken = replace(dialect, thinking=field)
+        if _accepts(template, [user, answer], spoken, "Weigh0Q") or _accepts(template, [user, call], spoken, "Weigh0Q"):
+            return spoken
+    known = [thought for mark, thought in _THOUGHTS.items() if mark in template.source]
+    return replace(dialect, thought=known[0]) if known else dialect
 
 
 def _holds(template: Template, messages: list[Message], dialect: Dialect, word: str) -> bool:
@@ -169,31 +196,43 @@ class _Walk:
         seen = self._render(messages, generation=True)
         ids = self._encoder.encode(seen)
         said: list[str] = ["Rule0Q", "Ask0Q"]
+        found = ""
         for turn, step in enumerate(steps[:-1], start=1):
             messages += [step.message, *probes.result_messages(step)]
             said += step.words
             whole = self._render(messages, generation=True)
+            if "{'code'" in whole:
+                raise Lost("arguments are written as Python, not as JSON")
             for word in said:
                 if word not in whole:
-                    raise Lost(f"{_NAMES[word[:3]]} of turn {turn} are left out")
-            if not whole.startswith(seen):
-                return f"after turn {turn} {_difference(seen, whole)}"
-            delta = self._deltas.text(step.replies, step.results)
-            if not whole.endswith(delta):
-                return f"what follows the calls of turn {turn} is not what follows them elsewhere"
-            sampled = whole[len(seen) : len(whole) - len(delta)]
-            if step.thought and step.thought not in sampled:
-                return "the thinking of earlier turns is removed"
-            if not sampled.endswith(self._deltas.ends.call):
-                return f"turn {turn} does not end in {self._deltas.ends.call}"
-            if self._parser and self._dialect.calls == "native" and not self._readable(sampled, step):
-                raise Lost(f"the parser {self._parser.name} does not read the template's own calls")
-            ids += turn_ids(self._encoder, seen, sampled) + self._encoder.encode_after(self._deltas.ends.call, delta)
-            if ids != self._encoder.encode(whole):
-                return f"the tokens of turn {turn} and of what stands around it merge in the whole render"
+                    raise Lost(f"{_NAMES[word[:3]]} of turn {word[-2] if word[:3] == 'Say' else word[-3]} are left out")
+            if not found:  # the rest of the walk only looks for what is left out
+                more, found = self._turn(turn, step, seen, whole)
+                ids += more
+                if not found and ids != self._encoder.encode(whole):
+                    found = f"the tokens of turn {turn} and of what stands around it merge in the whole render"
             seen = whole
-        self._note_the_end(messages, steps[-1], seen)
-        return ""
+        if not found:
+            self._note_the_end(messages, steps[-1], seen)
+        return found
+
+    def _turn(self, turn: int, step: probes.Step, seen: str, whole: str) -> tuple[list[int], str]:
+        """The ids that this turn and its delta add to what was seen, or what is wrong with it."""
+        if not whole.startswith(seen):
+            return [], f"after turn {turn} {_difference(seen, whole)}"
+        delta = self._deltas.text(step.replies, step.results)
+        if not whole.endswith(delta):
+            return [], f"what follows the calls of turn {turn} is not what follows them elsewhere"
+        sampled = whole[len(seen) : len(whole) - len(delta)]
+        if step.thought and step.thought not in sampled:
+            beside = "" if self._dialect.text_beside_calls else " (all text beside calls is)"
+            return [], f"the thinking of earlier turns is removed{beside}"
+        if not sampled.endswith(self._deltas.ends.call):
+            return [], f"turn {turn} does not end in {self._deltas.ends.call}"
+        if self._parser and self._dialect.calls == "native" and not self._readable(sampled, step):
+            raise Lost(f"the parser {self._parser.name} does not read the template's own calls")
+        ids = turn_ids(self._encoder, seen, sampled)
+        return ids + self._encoder.encode_after(self._deltas.ends.call, delta), ""
 
     def _note_the_end(self, messages: list[Message], last: probes.Step, seen: str) -> None:
         whole = self._render([*messages, last.message], generation=False)

@@ -1,4 +1,4 @@
-"""The conversations a chat template is examined with. Every piece holds a word of its own, so that what is left out can be named."""
+"""The conversations a chat template is examined with. Every piece has a word of its own: what is left out can be named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def steps(dialect: Dialect, parser: Parser | None, *, thinking: bool) -> list[St
     made: list[Step] = []
     shapes = [("Say{}Q.", 1), ("", 1), ("Say{}Q\n\nand so on.", 2 if dialect.parallel else 1), ("Say{}Q: 42", 0)]
     for turn, (say, count) in enumerate(shapes, start=1):
-        content = say.format(turn)
+        content = say.format(turn) if dialect.text_beside_calls or not count else ""
         calls = [
             ToolCall(f"call_{turn}{n}", "python", {"code": f'a = {{"k": 1}}\nprint("Code{turn}{n}Q")'})
             for n in range(count)

@@ -1,11 +1,13 @@
 """A chat template and the dialect in which it wants to be spoken to.
 
-Canonical messages are OpenAI's: `system`, `user`, `assistant` (`content`, `reasoning_content`, `tool_calls` with arguments as an
-object) and `tool` (`tool_call_id`, `name`, `content`). Templates differ in what they accept; `Dialect` says how, `Template` translates.
+Canonical messages are OpenAI's: `system`, `user`, `assistant` (`content`, `reasoning_content`, `tool_calls` with
+arguments as an object) and `tool` (`tool_call_id`, `name`, `content`). Templates differ in what they accept;
+`Dialect` says how, `Template` translates.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,9 @@ class Dialect:
     results: Literal["tool", "user"] = "tool"  # user: shown as one user message
     thinking: Literal["reasoning_content", "thinking", "reasoning", "inline"] = "inline"
     parallel: bool = True  # several calls in one message
+    text_beside_calls: bool = True  # content and calls in one message
+    call_ids: Literal["ours", "nine"] = "ours"  # nine: nine letters and digits (Mistral)
+    thought: str = "<think>\n{}\n</think>\n\n"  # how a turn's content holds its thinking, for `inline`
     tools: Literal["template", "described"] = "template"  # described: put into the system message by us
 
 
@@ -53,6 +58,7 @@ class Template:
         self._tokenizer = tokenizer
         self._template = chat_template
         self._options = dict(options or {})
+        self.source = str(chat_template or tokenizer.get_chat_template(tools=list(tools) or None))
         self.tools = list(tools)
 
     def render(self, messages: Sequence[Message], dialect: Dialect, *, generation: bool) -> str:
@@ -102,6 +108,8 @@ def _translated(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
                 spoken.append({"role": "user", "content": result, "results": True})
         else:
             spoken.append(dict(message))
+            if role == "tool":
+                spoken[-1]["tool_call_id"] = _id(message["tool_call_id"], dialect)
     if dialect.system == "in_user" and spoken and spoken[0]["role"] == "system":
         system = spoken.pop(0)
         if not spoken or spoken[0]["role"] != "user":
@@ -119,7 +127,7 @@ def _assistant(message: Message, dialect: Dialect) -> Message:
     spoken = dict(message)
     reasoning = spoken.pop("reasoning_content", "")
     if reasoning and dialect.thinking == "inline":
-        spoken["content"] = f"<think>\n{reasoning}\n</think>\n\n{spoken['content']}"
+        spoken["content"] = dialect.thought.format(reasoning) + spoken["content"]
     elif reasoning:
         spoken[dialect.thinking] = reasoning
     if "tool_calls" in spoken:
@@ -133,4 +141,14 @@ def _call(call: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     function = dict(call["function"])
     if dialect.arguments == "json":
         function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": function}
+    return {**call, "id": _id(call["id"], dialect), "function": function}
+
+
+def _id(call_id: str, dialect: Dialect) -> str:
+    """The call's id as the template takes it; distinct ids stay distinct."""
+    if dialect.call_ids == "ours":
+        return call_id
+    number = call_id.removeprefix("call_")
+    if number.isdecimal() and len(number) <= 5:
+        return f"call{number:0>5}"
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]

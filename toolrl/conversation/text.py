@@ -1,7 +1,7 @@
 """Text that comes from outside (tool output) made safe to show to a model.
 
-Invariants: every function is total and idempotent; after `neutralize` none of the given strings of two or more characters is left.
-Clean first, then neutralise: removing a character could join two halves of a control string.
+Invariants: every function is total and idempotent; after `neutralize` none of the given strings of two or more
+characters is left. Clean first, then neutralise: removing a character could join two halves of a control string.
 """
 
 from __future__ import annotations
