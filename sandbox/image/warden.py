@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from sandbox.image import erase, guard
+from sandbox.inside import traces
 from sandbox.inside.interpreter import prctl_dumpable
 from sandbox.inside.service import Service
 
@@ -22,7 +22,6 @@ _MEMORY_EVENTS = (
     ("/sys/fs/cgroup/memory.events", "oom_kill "),  # cgroup v2
     ("/sys/fs/cgroup/memory/memory.oom_control", "oom_kill "),  # v1
 )
-_LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
 
 class Container:
@@ -33,7 +32,7 @@ class Container:
 
     def __init__(self) -> None:
         guard.require()
-        self._own_state = _own_state()
+        self._own_state = traces.own_state()
 
     def open(self, settings: dict[str, Any]) -> None:
         """Nothing to prepare: the engine has made the mounts."""
@@ -60,12 +59,9 @@ class Container:
 
     def leftovers(self) -> list[str]:
         """What an episode can leave that is not wiped here: such a box is destroyed, never cleaned."""
-        found = [f"entries in {path}" for path in (*guard.WIPED_MOUNTS, "/dev/shm", "/dev/mqueue") if _has_entries(path)]
-        for kind in ("shm", "sem", "msg"):
-            with contextlib.suppress(OSError), open(f"/proc/sysvipc/{kind}", "rb") as table:
-                if table.read().count(b"\n") > 1:
-                    found.append(f"System V {kind} objects")
-        if _own_state() != self._own_state:
+        folders = (*guard.WIPED_MOUNTS, "/dev/shm", "/dev/mqueue")
+        found = [f"entries in {path}" for path in folders if traces.has_entries(path)] + traces.ipc_objects()
+        if traces.own_state() != self._own_state:
             found.append("limits, priority or affinity of the warden were changed")
         return found
 
@@ -80,22 +76,6 @@ class Container:
 
     def leave(self) -> None:
         """The end of pid 1 ends everything in the container."""
-
-
-def _own_state() -> tuple[Any, ...]:
-    """What a process of the same uid can change of this one: it would outlive the episode."""
-    limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
-    return limits, os.getpriority(os.PRIO_PROCESS, 0), frozenset(os.sched_getaffinity(0)), os.sched_getscheduler(0)
-
-
-def _has_entries(path: str) -> bool:
-    try:
-        with os.scandir(path) as entries:
-            return next(entries, None) is not None
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
 
 
 def main() -> None:
