@@ -83,12 +83,15 @@ def _choose(tx: Transaction, demand: Demand) -> list[Candidate] | None:
 
 
 def _candidates(tx: Transaction, states: str) -> list[Candidate]:
-    """Groups in one of the states. A missing sample counts with `min_version`, a finished one with its own tokens."""
+    """Groups in one of the states. A sample at a worker counts with `min_version`, a finished one with its own tokens;
+    one that no worker has can still be begun with the next version."""
+    next_version = tx.meta("version") + 1
     rows = tx.db.execute(
-        "SELECT g.task, g.ready_order, min(CASE WHEN s.state IN ('waiting', 'running') THEN g.min_version"
-        " ELSE coalesce(s.oldest_version, g.min_version) END) AS oldest"
+        "SELECT g.task, g.ready_order, min(CASE s.state WHEN 'waiting' THEN ? WHEN 'running' THEN g.min_version"
+        " ELSE coalesce(s.oldest_version, ?) END) AS oldest"
         " FROM groups g JOIN samples s ON s.task = g.task"
-        f" WHERE g.state IN {states} AND s.state NOT LIKE 'dropped%' GROUP BY g.task"
+        f" WHERE g.state IN {states} AND s.state NOT LIKE 'dropped%' GROUP BY g.task",
+        (next_version, next_version),
     )
     return [Candidate(row["task"], row["ready_order"], row["oldest"]) for row in rows]
 

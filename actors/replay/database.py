@@ -153,7 +153,10 @@ def transaction(db: sqlite3.Connection, settings: ReplaySettings, now: float) ->
     db.execute("BEGIN IMMEDIATE")
     try:
         yield Transaction(db, settings, now)
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if (
+            db.in_transaction
+        ):  # SQLite has rolled back by itself after some errors: a full disk, an interrupted statement
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")

@@ -2,8 +2,8 @@
 
 Invariants:
 - A task index is issued once; the cursor moves in the transaction that makes the group.
-- Outstanding groups never exceed (max_staleness + 1) × batch_groups. A trained group is outstanding until the version
-  that it made is published: that makes staleness 0 strictly synchronous.
+- Groups that are begun and not yet trained never exceed (max_staleness + 1) × batch_groups, and none is issued beyond
+  that. A trained group counts until the version that it made is published: that makes staleness 0 strictly synchronous.
 - What is delivered counts once, whoever holds the lease by then: finished work is kept, the second copy is ignored and
   counted.
 """
@@ -27,6 +27,17 @@ def outstanding(tx: Transaction) -> int:
         (tx.meta("version"),),
     ).fetchone()
     return int(n)
+
+
+# A waiting group of which a part has arrived.
+_BEGUN = "EXISTS (SELECT 1 FROM samples WHERE samples.task = groups.task AND samples.state = 'arrived')"
+
+
+def _may_begin(tx: Transaction) -> bool:
+    """Whether a group that waits untouched may be begun. It always may, unless a rollback has left more groups than the
+    bound: then those that are trained last have to wait, or they would be stale by then."""
+    (untouched,) = tx.db.execute(f"SELECT count(*) FROM groups WHERE state = 'waiting' AND NOT {_BEGUN}").fetchone()
+    return outstanding(tx) - int(untouched) < tx.settings.max_outstanding_groups
 
 
 def admissible(tx: Transaction) -> int:
@@ -67,9 +78,9 @@ def lease(tx: Transaction, worker: str, engine_version: int | None) -> Ticket | 
     floor = version - tx.settings.max_staleness
     serves = version if engine_version is None else engine_version
     row = tx.db.execute(
-        "SELECT task, min_version FROM groups WHERE state = 'waiting' AND max(min_version, ?) <= ?"
+        f"SELECT task, min_version FROM groups WHERE state = 'waiting' AND max(min_version, ?) <= ? AND (? OR {_BEGUN})"
         " ORDER BY task LIMIT 1",
-        (floor, serves),
+        (floor, serves, _may_begin(tx)),
     ).fetchone()
     if row is not None:
         task, needed = int(row["task"]), max(int(row["min_version"]), floor)
