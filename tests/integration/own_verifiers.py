@@ -17,7 +17,7 @@ def sleeps(answer, ground_truth, details):
 
 
 def backtracks(answer, ground_truth, details):
-    # One call into C that holds the interpreter lock for ever: no thread and no signal handler of the process could end it.
+    # One call into C that holds the interpreter lock for ever: no thread or signal handler of Python can end it.
     return float(bool(re.match(r"(a+)+$", "a" * 60 + "!")))
 
 

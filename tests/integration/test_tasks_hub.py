@@ -35,7 +35,7 @@ def test_a_dataset_folder_becomes_tasks(folder):
 
 
 def test_a_dataset_that_cannot_be_loaded_says_what_to_do(folder):
-    with pytest.raises(ValueError, match="'valid' cannot be loaded.*Check the name and the split"):
+    with pytest.raises(ValueError, match=r"'valid' cannot be loaded.*Check the name and the split"):
         source(folder, split="valid")
     with pytest.raises(ValueError, match=r"cannot be loaded.*tasks\.kind=rows"):
         source("nobody/no-such-dataset")

@@ -110,7 +110,8 @@ def test_an_unknown_kind_names_the_nearest():
 
 
 def test_importing_tasks_loads_nothing_heavy():
-    code = "import toolrl.tasks, sys; print([m for m in ('reasoning_gym', 'datasets', 'math_verify', 'torch') if m in sys.modules])"
+    heavy = ["reasoning_gym", "datasets", "math_verify", "torch"]
+    code = f"import toolrl.tasks, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

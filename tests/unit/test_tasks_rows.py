@@ -69,7 +69,7 @@ def test_every_epoch_is_another_permutation_that_the_seed_decides(tmp_path):
     epochs = [[one.task(index).id for index in range(20 * e, 20 * (e + 1))] for e in range(3)]
     assert {tuple(sorted(epoch)) for epoch in epochs} == {tuple(sorted(epochs[0]))}
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert [again.task(index).id for index in reversed(range(60))][::-1] == sum(epochs, [])
+    assert [again.task(index).id for index in reversed(range(60))][::-1] == [*epochs[0], *epochs[1], *epochs[2]]
     assert [other.task(index).id for index in range(20)] != epochs[0]
     assert [source(path, shuffle=False).task(index).id for index in (0, 20)] == [one._training[0].id] * 2
 

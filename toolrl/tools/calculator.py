@@ -101,7 +101,8 @@ def _value(node: ast.expr) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > LARGEST_BITS:
+    whole = isinstance(base, int) and isinstance(exponent, int)
+    if whole and abs(base) > 1 and math.log2(abs(base)) * abs(exponent) > LARGEST_BITS:
         raise Refused(f"{str(base)[:20]}**{str(exponent)[:20]} is too large")
     power: Number = base**exponent
     return power

@@ -71,6 +71,9 @@ class Execution(Protocol):
     def queue_s(self) -> float: ...
     @property
     def state_lost(self) -> bool: ...
+    @property
+    def note(self) -> str:
+        """For people: why it ended as it did."""
 
 
 class InterpreterSession(Protocol):

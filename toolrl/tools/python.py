@@ -85,7 +85,7 @@ class PythonSession:
         except Exception as error:
             raise InfraError(f"the interpreter failed: {type(error).__name__}: {error}") from error
         if run.status == "infra_error":
-            raise InfraError(f"the interpreter failed: {run.stderr.strip() or 'no reason given'}")
+            raise InfraError(f"the interpreter failed: {run.note or 'no reason given'}")
         return ToolResult(
             call_id=call.id,
             name=call.name,
