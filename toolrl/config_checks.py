@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from toolrl import registered_names
-from toolrl.config import Named, RunConfig
+from toolrl.config import RunConfig
 from toolrl.config_bounds import out_of_bounds
 from toolrl.errors import Problem
 from toolrl.registry import nearest
@@ -31,26 +31,20 @@ def run_name(config: RunConfig) -> Iterator[Problem]:
 def known_names(config: RunConfig) -> Iterator[Problem]:
     """Parts that no registry holds. `module:attribute` and `vllm:NAME` are looked up when they are loaded."""
     algorithm = config.algorithm
-    named: list[tuple[str, str, str, str]] = [
-        ("rollout.parser", "tool-call parser", "toolcalls", config.rollout.parser),
-        ("algorithm.advantage.name", "advantage", "algorithms/advantages", algorithm.advantage.name),
-        ("algorithm.policy_loss.name", "policy loss", "algorithms/policy_losses", algorithm.policy_loss.name),
-        *((f"tools.{i}.name", "tool", "tools", tool.name) for i, tool in enumerate(config.tools)),
-        *(
-            (f"rewards.components.{i}.name", "reward", "rewards", part.name)
-            for i, part in enumerate(config.rewards.components)
-        ),
-        *(
-            (f"algorithm.regularizers.{i}.name", "regularizer", "algorithms/regularizers", part.name)
-            for i, part in enumerate(algorithm.regularizers)
-        ),
-        ("tasks.kind", "task source", "tasks", config.tasks.kind),
+    named = [
+        ("rollout.parser", "tool-call parser", config.rollout.parser),
+        ("tasks.kind", "task source", config.tasks.kind),
+        *((f"tools.{i}.name", "tool", tool.name) for i, tool in enumerate(config.tools)),
+        *((f"rewards.components.{i}.name", "reward", part.name) for i, part in enumerate(config.rewards.components)),
+        ("algorithm.advantage.name", "advantage", algorithm.advantage.name),
+        ("algorithm.policy_loss.name", "policy loss", algorithm.policy_loss.name),
+        *((f"algorithm.regularizers.{i}.name", "regulariser", r.name) for i, r in enumerate(algorithm.regularizers)),
     ]
     if algorithm.correction is not None:
-        named.append(("algorithm.correction.name", "correction", "algorithms/corrections", algorithm.correction.name))
-    for key, kind, folder, name in named:
-        known = registered_names.registered(folder)
-        if known and ":" not in name and name not in known:
+        named.append(("algorithm.correction.name", "correction", algorithm.correction.name))
+    for key, kind, name in named:
+        known = registered_names.registered(kind)
+        if ":" not in name and name not in known:
             yield Problem(key, f"unknown {kind}{nearest(name, list(known))}, or an import path module:attribute", name)
 
 
@@ -227,12 +221,10 @@ def staleness(config: RunConfig) -> Iterator[Problem]:
 
 def regularizer_weights(config: RunConfig) -> Iterator[Problem]:
     """A regulariser without a weight would be silent about how strong it is."""
-    blocks: list[tuple[str, Named]] = [
-        (f"algorithm.regularizers.{i}", part) for i, part in enumerate(config.algorithm.regularizers)
-    ]
-    for key, part in blocks:
+    for index, part in enumerate(config.algorithm.regularizers):
         if "weight" not in part.options:
-            yield Problem(f"{key}.options.weight", f"{part.name} needs its weight, e.g. 0.001", has_value=False)
+            key = f"algorithm.regularizers.{index}.options.weight"
+            yield Problem(key, f"{part.name} needs its weight, e.g. 0.001", has_value=False)
 
 
 CHECKS: list[Callable[[RunConfig], Iterator[Problem]]] = [

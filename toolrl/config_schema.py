@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
+@functools.cache
 def fields_of(schema: Any) -> dict[str, Any]:
     """Field name -> type of a dataclass."""
     hints = typing.get_type_hints(schema)

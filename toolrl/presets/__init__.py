@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ def load(preset_or_file: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 def load_with_warnings(preset_or_file: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, list[Problem]]:
     """`load`, and what is odd about the settings without being impossible."""
-    defaults = OmegaConf.to_container(OmegaConf.structured(RunConfig))
+    defaults = OmegaConf.to_container(_schema())
     assert isinstance(defaults, dict)
     source = _read(preset_or_file, Source({str(key): value for key, value in defaults.items()}), ())
     source = apply_overrides(source, overrides)
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), source.tree)
+        merged = OmegaConf.merge(_schema(), source.tree)
         config: Any = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:  # an interpolation that does not resolve, or resolves to a wrong type
         key = str(getattr(error, "full_key", "") or "")
@@ -71,6 +72,12 @@ def load_with_warnings(preset_or_file: str, overrides: Sequence[str] = ()) -> tu
 def to_yaml(config: RunConfig) -> str:
     """The whole config as YAML that `load` reads back to an equal one."""
     return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+@cache
+def _schema() -> Any:
+    """The dataclasses as OmegaConf reads them, which takes a tenth of a second. `merge` copies it."""
+    return OmegaConf.structured(RunConfig)
 
 
 def _locate(preset_or_file: str) -> tuple[Path, str]:

@@ -40,7 +40,9 @@ def read_file(path: FilePath, label: str) -> Source:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         # OmegaConf's loader, unlike YAML's own, reads 1e-4 as a number and refuses a key that stands twice.
-        loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if node is not None else {}
+        loaded: Any = {} if node is None else None
+        if isinstance(node, yaml.MappingNode):
+            loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem("", f"cannot be read: {error}", where=str(path))]) from error
     except yaml.YAMLError as error:
@@ -96,6 +98,9 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
             continue
         origins = {k: v for k, v in origins.items() if not k.startswith(dotted(path) + ".")}
         origins[dotted(path)] = COMMAND_LINE
+        for depth, part in enumerate(path):
+            if isinstance(part, int):  # an item that no file wrote was made here
+                origins.setdefault(dotted(path[: depth + 1]), COMMAND_LINE)
     if problems:
         raise ConfigError(problems)
     return Source(tree, origins)

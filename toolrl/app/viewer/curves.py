@@ -66,6 +66,7 @@ def _panel(
             axes.plot(*zip(*points, strict=True), label=label, linewidth=1.6)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel("step", fontsize=8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     if limits is not None:
         axes.set_ylim(*limits)

@@ -110,11 +110,12 @@ def _files(run: Path) -> Table:
 def _next(run: Path, rows: list[dict[str, float]]) -> Table:
     table = Table.grid(padding=(0, 2))
     last = f"{rows[-1]['step']:.0f}" if rows else "1"
+    name = run.name if run.parent == Path("runs") else str(run)  # a run elsewhere is given by its folder
     for number, (command, words) in enumerate(
         (
-            (f"toolrl show {run.name} --step {last}", "read what it writes now"),
-            (f"toolrl eval {run.name}", "measure it again, with more samples"),
-            (f"toolrl train {run.name} --resume loop.steps={int(last) * 2}", "train on"),
+            (f"toolrl show {name} --step {last}", "read what it writes now"),
+            (f"toolrl eval {name}", "measure it again, with more samples"),
+            (f"toolrl train {name} --resume loop.steps={int(last) * 2}", "train on"),
         )
     ):
         table.add_row("next:" if number == 0 else "", Text(command, style="bold cyan"), words)

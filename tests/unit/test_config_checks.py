@@ -1,0 +1,151 @@
+"""Combinations of settings that cannot work are refused before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from toolrl import presets, registered_names
+from toolrl.config_bounds import BOUNDS
+from toolrl.config_schema import known_keys
+from toolrl.errors import ConfigError
+
+
+def refused(*overrides: str) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        presets.load("quickstart-cpu", overrides)
+    return [(problem.key, problem.message) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "told"),
+    [
+        ("rollout.top_p=0.95", "rollout.top_p", "must be 1.0"),
+        ("rollout.top_k=40", "rollout.top_k", "must be -1"),
+        ("rollout.temperature=0", "rollout.temperature", "above 0"),
+        ("rollout.max_response_tokens=512", "rollout.max_response_tokens", "leaves no room for a prompt"),
+        ("rollout.max_turn_tokens=400", "rollout.max_turn_tokens", "more than rollout.max_response_tokens=320"),
+        (
+            "rollout.max_observation_tokens=400",
+            "rollout.max_observation_tokens",
+            "more than rollout.max_response_tokens",
+        ),
+        ("learner.tokens_per_micro_batch=256", "learner.tokens_per_micro_batch", "cannot hold the longest sequence"),
+        (
+            "engine.options.max_model_len=256",
+            "engine.options.max_model_len",
+            "less than rollout.max_context_tokens=512",
+        ),
+        ("rollout.max_turns=1", "rollout.max_turns", "second turn"),
+        ("tools=[python,python]", "tools.1.name", "listed twice"),
+        ("tools=[pyton]", "tools.0.name", "did you mean 'python'?"),
+        ("loop.group_size=1", "loop.group_size", "at least 2"),
+        ("learner.updates_per_batch=200", "learner.updates_per_batch", "= 128 trajectories cannot feed 200 updates"),
+        ("learner.ranks=64", "learner.updates_per_batch", "at most 2"),
+        ("algorithm.policy_loss=cpto", "algorithm.policy_loss.name", "did you mean 'ctpo'?"),
+        ("algorithm.advantage=gtop", "algorithm.advantage.name", "did you mean 'gtpo'?"),
+        ("algorithm.correction=tiss", "algorithm.correction.name", "did you mean 'tis'?"),
+        ("algorithm.regularizers=[{name: lk, options: {weight: 1}}]", "algorithm.regularizers.0.name", "'kl'"),
+        ("algorithm.regularizers=[kl]", "algorithm.regularizers.0.options.weight", "needs its weight"),
+        ("rollout.parser=hermez", "rollout.parser", "did you mean 'hermes'?"),
+        ("rewards.components=[outcome,formt]", "rewards.components.1.name", "did you mean 'format'?"),
+        ("rewards.components=[]", "rewards.components", "nothing is rewarded"),
+        ("rewards.components=[outcome,outcome]", "rewards.components.1.name", "listed twice"),
+        ("rewards.weights.formt=1", "rewards.weights.formt", "did you mean 'format'?"),
+        ("tasks.kind=gym", "tasks.kind", "unknown task source"),
+        ("tasks.families=[]", "tasks.families", "at least one"),
+        ("tasks.families.0.weight=0", "tasks.families.0.weight", "above 0"),
+        ("tools.0.failure_rate=1", "tools.0.failure_rate", "a share below 1"),
+        ("learner.zero_stage=4", "learner.zero_stage", "0, 1, 2 or 3"),
+        ("learner.offload=true", "learner.offload", "zero_stage=1 or higher"),
+        ("learner.betas=[0.9]", "learner.betas", "two numbers"),
+        ("learner.learning_rate=0", "learner.learning_rate", "above 0"),
+        ("learner.learning_rate=.inf", "learner.learning_rate", "at most 1"),
+        ("cold_start.min_calls=3", "cold_start.min_calls", "more than cold_start.max_calls=2"),
+        ("cold_start.max_calls=9", "cold_start.max_calls", "rollout.max_calls=4"),
+        ("cold_start.direct_guess_share=0.9", "cold_start.direct_guess_share", "more than 1"),
+        ("cold_start.traces_path=none.jsonl", "cold_start.traces_path", "no such file"),
+        ("model.dtype=bfloat16", "model.dtype", "set float32"),
+        ("placement.mode=colocated", "placement.mode", "set disaggregated"),
+        ("engine.tensor_parallel=2", "engine.tensor_parallel", "rollout.workers"),
+        ("weights.transport=nccl", "weights.transport", "set auto"),
+        ("loop.steps=0", "loop.steps", "at least 1"),
+        ("name=a/b", "name", "names a folder"),
+        ("name=..", "name", "names a folder"),
+        ("buffer.max_staleness=-1", "buffer.max_staleness", "0 or more"),
+        ("seed=-1", "seed", "0 to"),
+    ],
+)
+def test_an_impossible_setting_is_refused_by_its_key_and_with_a_remedy(overrides: str, key: str, told: str) -> None:
+    found = dict(refused(overrides))
+    assert key in found, found
+    assert told in found[key]
+
+
+def test_rows_need_a_file_that_exists_and_hub_a_name(tmp_path: Path) -> None:
+    rows = ["tasks.kind=rows", "tasks.families=[]"]
+    assert dict(refused(*rows))["tasks.path"].startswith("tasks.kind=rows needs")
+    assert dict(refused(*rows, "tasks.path=none.jsonl"))["tasks.path"] == "no such file"
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    assert presets.load("quickstart-cpu", [*rows, f"tasks.path={tmp_path}/rows.jsonl"])
+    assert "tasks.families" in dict(refused("tasks.kind=rows", "tasks.path=none.jsonl"))
+
+
+def test_colocated_engines_and_ranks_must_pair_up_on_the_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"= 2 must equal learner.ranks"):
+        presets.load("single-gpu-1.5b", ["rollout.workers=2"])
+    assert presets.load("single-gpu-1.5b", ["rollout.workers=2", "learner.ranks=2"])
+    with pytest.raises(ConfigError, match="set nccl or auto"):
+        presets.load("math-4b", ["weights.transport=ipc"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["learner.updates_per_batch=1", "buffer.max_staleness=0"], "learner.updates_per_batch"),
+        (["learner.updates_per_batch=3"], "learner.updates_per_batch"),
+        (["tools=[]"], "tools"),
+        (["rollout.workers=64", "loop.groups_per_step=16"], "rollout.workers"),
+    ],
+)
+def test_an_odd_setting_runs_with_a_warning(overrides: list[str], key: str) -> None:
+    _, warnings = presets.load_with_warnings("quickstart-cpu", overrides)
+    assert [warning.key for warning in warnings] == [key]
+    assert warnings[0].where == "command line"
+
+
+def test_import_paths_and_vllm_parsers_are_left_to_the_loader() -> None:
+    config = presets.load("quickstart-cpu", ["rollout.parser=vllm:hermes", "algorithm.policy_loss=my.module:loss"])
+    assert config.algorithm.policy_loss.name == "my.module:loss"
+
+
+def test_each_bound_is_of_a_key_that_exists() -> None:
+    keys = {key.replace(".0", ".*") for key in known_keys()} | {"learner.betas.*", "rewards.weights.*"}
+    assert set(BOUNDS) <= keys
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "registry"),
+    [
+        ("tool-call parser", "toolrl.toolcalls", "toolrl.toolcalls.parser:parsers"),
+        ("tool", "toolrl.tools", "toolrl.tools.protocol:tools"),
+        ("reward", "toolrl.rewards", "toolrl.rewards.component:rewards"),
+        ("task source", "toolrl.tasks", "toolrl.tasks.sources:sources"),
+        ("advantage", "toolrl.algorithms", "toolrl.algorithms.registries:advantage_registry"),
+        ("policy loss", "toolrl.algorithms", "toolrl.algorithms.registries:policy_loss_registry"),
+        ("correction", "toolrl.algorithms", "toolrl.algorithms.registries:correction_registry"),
+        ("regulariser", "toolrl.algorithms", "toolrl.algorithms.registries:regularizer_registry"),
+    ],
+)
+def test_names_read_from_the_sources_are_those_of_the_registry(kind: str, module: str, registry: str) -> None:
+    importlib.import_module(module)  # registers every part
+    home, _, attribute = registry.partition(":")
+    names = getattr(importlib.import_module(home), attribute).names()
+    assert names and set(names) == registered_names.registered(kind)
+
+
+def test_families_read_from_the_sources_are_those_of_reasoning_gym() -> None:
+    factory = pytest.importorskip("reasoning_gym.factory")
+    assert registered_names.reasoning_gym_families() == set(factory.DATASETS)
