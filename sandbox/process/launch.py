@@ -59,9 +59,21 @@ def confinement() -> Confinement:
     return Confinement(True, "bubblewrap confines each box: own mounts, pids, network, IPC; no cgroup limits")
 
 
+def _prefixes() -> list[str]:
+    """Where this Python and its environment are, beside the system's folders."""
+    return [prefix for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) if not f"{prefix}/".startswith("/usr/")]
+
+
+def _parents() -> list[str]:
+    """The folders above them, outermost first."""
+    return [str(parent) for prefix in _prefixes() for parent in reversed(Path(prefix).parents) if str(parent) != "/"]
+
+
 def _system_binds() -> list[str]:
     """Read-only: the system's libraries, this Python and its environment; nothing of anybody's home."""
-    binds = ["--ro-bind", "/usr", "/usr"]
+    # bubblewrap would make the parents of a private folder private too; the box's own uid has to pass through.
+    binds = [word for path in ("/sbx", _LIBRARY, *_parents()) for word in ("--perms", "0755", "--dir", path)]
+    binds += ["--ro-bind", "/usr", "/usr"]
     for path in ("/bin", "/sbin", "/lib", "/lib64", "/lib32"):
         if os.path.islink(path):
             binds += ["--symlink", os.readlink(path), path]
@@ -69,9 +81,8 @@ def _system_binds() -> list[str]:
             binds += ["--ro-bind", path, path]
     for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
         binds += ["--ro-bind-try", path, path]
-    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
-        if not prefix.startswith("/usr/"):
-            binds += ["--ro-bind", prefix, prefix]
+    for prefix in _prefixes():
+        binds += ["--ro-bind", prefix, prefix]
     for part in ("__init__.py", "inside", "process"):
         binds += ["--ro-bind", str(_PACKAGE / part), f"{_LIBRARY}/sandbox/{part}"]
     return binds
