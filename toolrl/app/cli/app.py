@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import typer
 from rich.console import Console
 
+from toolrl.errors import UserError
+
 TRAIN = "Train"
 LOOK = "Look"
 TRADE = "Tools of the trade"
+_ENGINES = ("torch", "ray", "vllm", "deepspeed", "transformers")
 
 RUNS_DIR = typer.Option("runs", "--runs-dir", help="Where runs live.", show_default=True)
 OVERRIDES = typer.Argument(None, metavar="[KEY=VALUE]...", help="Settings that differ.")
@@ -45,3 +49,12 @@ def err() -> Console:
 def example(*lines: str) -> str:
     """The `Examples` block at the end of a command's help."""
     return "[bold]Examples[/bold]\n\n" + "\n\n".join(f"  [cyan]{line}[/cyan]" for line in lines)
+
+
+def need_engines() -> None:
+    """Raises UserError when the libraries of the loop are not installed."""
+    absent = [name for name in _ENGINES if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UserError(
+            f"not installed: {', '.join(absent)}; run `make setup`, or pip install 'toolrl[cpu]' (or [gpu])"
+        )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import typer
 
 from toolrl import placement, presets
 from toolrl.app import machine, runs
-from toolrl.app.cli.app import OVERRIDES, TRAIN, Options, app, err, example, out
+from toolrl.app.cli.app import OVERRIDES, TRAIN, Options, app, err, example, need_engines, out
 from toolrl.app.viewer.placement_table import placement_table
 from toolrl.config import RunConfig
-from toolrl.errors import Problem, UserError
-
-_ENGINES = ("torch", "ray", "vllm", "deepspeed", "transformers")
+from toolrl.errors import Problem
 
 
 @app.command(
@@ -91,12 +88,3 @@ def show_plan(config: RunConfig) -> None:
         console.print("[green]this machine has what it takes[/green]")
     for line in lacking:
         console.print("[yellow]this machine lacks[/yellow]", line)
-
-
-def need_engines() -> None:
-    """Raises UserError when the libraries of the loop are not installed."""
-    absent = [name for name in _ENGINES if importlib.util.find_spec(name) is None]
-    if absent:
-        raise UserError(
-            f"not installed: {', '.join(absent)}; run `make setup`, or pip install 'toolrl[cpu]' (or [gpu])"
-        )

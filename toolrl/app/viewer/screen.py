@@ -95,7 +95,7 @@ def _gauges(metrics: Mapping[str, float]) -> Text:
         f"publish {number(metrics, 'time/publish_s', '.2f')} s · {number(metrics, POLICY_TOKENS_PER_S, '.0f')} tokens/s"
     )
     depths = queue_depths(metrics)
-    return Text("\n".join([learning, times, *([f"queues: {depths}"] if depths else [])]))
+    return Text("\n".join([learning, times, *([f"groups: {depths}"] if depths else [])]))
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:

@@ -23,11 +23,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+_DEPTHS = ("waiting", "generating", "ready", "leased")
+
+
 def queue_depths(metrics: Mapping[str, float]) -> str:
-    """`ready 3, leased 16, generating 12` from the metrics named `queue/…`."""
-    return ", ".join(
-        f"{name.removeprefix('queue/')} {value:.0f}" for name, value in metrics.items() if name.startswith("queue/")
-    )
+    """`3 waiting, 16 generating, 2 ready, 0 leased`: groups, from the buffer's own counts."""
+    depths = [
+        f"{metrics[f'buffer/groups_{name}']:.0f} {name}" for name in _DEPTHS if f"buffer/groups_{name}" in metrics
+    ]
+    return ", ".join(depths)
 
 
 def step_line(step: int, steps: int, metrics: Mapping[str, float], left_s: float) -> str:
@@ -45,6 +49,6 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float], left_s: float
         f"{number(metrics, POLICY_TOKENS_PER_S, '.0f')} tok/s",
     ]
     if depths := queue_depths(metrics):
-        parts.append(depths)
+        parts.append(f"groups {depths}")
     parts.append(f"left {duration(left_s)}")
     return "  ".join(parts)

@@ -18,7 +18,7 @@ from rich.live import Live
 
 from toolrl import trajectory_parquet
 from toolrl.app.run_folder import RunFolder
-from toolrl.app.viewer.curves import EVALUATIONS, plot_curves
+from toolrl.app.viewer.curves import EVALUATIONS, plot_curves, read_evaluations
 from toolrl.app.viewer.screen import Seen, screen
 from toolrl.app.viewer.step_line import POLICY_TOKENS_PER_S, step_line
 from toolrl.app.viewer.summary import summary
@@ -27,6 +27,7 @@ from toolrl.ledger import Ledger
 from toolrl.monitors.metrics_log import MetricsLog, read_metrics
 from toolrl.trajectory import Trajectory
 
+_COLD_START_LINES = 50  # steps of a cold start from one log line to the next
 _RECENT = 10  # steps that the time left is estimated from
 
 
@@ -71,6 +72,15 @@ class View:
         if self._live is None:
             self._print(text)
 
+    def cold_start_step(self, step: int, loss: float) -> None:
+        """A step of the supervised start."""
+        steps = self.config.cold_start.steps
+        text = f"cold start, step {step}/{steps}, loss {loss:.3f}"
+        if self._live is not None:
+            self.seen.stage = text  # its clock runs on
+        elif step == 1 or step % _COLD_START_LINES == 0 or step == steps:
+            self._print(text)
+
     def step(self, step: int, version: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
         """A step that was trained: its metrics go to the files and the screen, some trajectories to `trajectories/`."""
         now = time.monotonic()
@@ -100,10 +110,15 @@ class View:
         )
 
     def finish(self, evaluations: Sequence[Mapping[str, Any]], ledger: Ledger | None) -> Path | None:
-        """The last screen, and the curves. Returns the PNG's path."""
+        """The last screen, and the curves. Returns the PNG's path.
+
+        Args:
+            evaluations: of this process; those on disk reach back to before a resumed run's first start.
+        """
         self._stop_live()
         png = plot_curves(self.folder.path)
-        self.console.print(summary(_short(self.folder.path), evaluations, ledger))
+        recorded = read_evaluations(self.folder.path) or evaluations
+        self.console.print(summary(_short(self.folder.path), recorded, ledger))
         return png
 
     def _keep(self, shown: list[Trajectory], path: Path) -> None:

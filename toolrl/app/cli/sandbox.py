@@ -1,0 +1,185 @@
+"""`toolrl sandbox`: build, check and look after the code interpreter. Thin over the package `sandbox`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from toolrl.app.cli.app import TRADE, app, example, out
+from toolrl.config import SandboxSettings
+from toolrl.errors import UserError
+
+if TYPE_CHECKING:
+    from sandbox import RunResult, SandboxConfig
+
+TAG = SandboxSettings().image
+
+sandbox = typer.Typer(no_args_is_help=True, help="Build, check and look after the code interpreter.")
+app.add_typer(sandbox, name="sandbox", rich_help_panel=TRADE, epilog=example("toolrl sandbox build"))
+
+
+class How(StrEnum):
+    auto = "auto"
+    dockerfile = "dockerfile"
+    debootstrap = "debootstrap"
+
+
+class Backend(StrEnum):
+    auto = "auto"
+    docker = "docker"
+    process = "process"
+
+
+_HOW = typer.Option(How.auto, "--how", help="From a slim Python base, or from Debian packages (no registry).")
+_FILE = typer.Option(None, "--file", exists=True, dir_okay=False, help="Read the cell from a file.")
+_BACKEND = typer.Option(Backend.auto, "--backend", help="Where the code runs; auto: Docker if it can be used.")
+
+
+@sandbox.command(epilog=example("toolrl sandbox build", "toolrl sandbox build --how debootstrap"))
+def build(
+    tag: str = typer.Option(TAG, "--tag", help="Name of the image."),
+    how: How = _HOW,
+) -> None:
+    """Build the image of the Docker backend."""
+    from docker.errors import DockerException
+
+    from sandbox import image
+    from sandbox.image.builder import BuildFailed
+
+    started = time.monotonic()
+    try:
+        built = image.build(tag, how.value)
+    except (BuildFailed, DockerException) as error:
+        raise UserError(f"the image {tag} was not built: {error}") from error
+    out().print(f"built {tag} ({built[:19]}) in {time.monotonic() - started:.0f} s; next: toolrl sandbox check")
+
+
+@sandbox.command(epilog=example("toolrl sandbox check", "toolrl sandbox check --backend process"))
+def check(backend: Backend = _BACKEND) -> None:
+    """Run a few cells and see that the interpreter does what it must. Exit code 1 when it does not."""
+    from sandbox import SandboxConfig, available_backend
+
+    config = SandboxConfig(backend=backend.value, min_sessions=1, max_sessions=2, run="check")
+    with _told():
+        name, why = available_backend(config)
+        out().print(f"backend {name}: {why}", markup=False)
+        rows = asyncio.run(_checked(config))
+    table = Table("check", "result", "ms")
+    for words, passed, milliseconds in rows:
+        table.add_row(words, Text("passed", style="green") if passed else Text("FAILED", style="red"), milliseconds)
+    out().print(table)
+    if not all(passed for _, passed, _ in rows):
+        raise typer.Exit(1)
+
+
+@sandbox.command(epilog=example("toolrl sandbox run 'print(6 * 7)'", "toolrl sandbox run --file cell.py --timeout 30"))
+def run(
+    code: str = typer.Argument(None, metavar="[CODE]", help="A cell; `-` reads it from standard input."),
+    file: Path = _FILE,
+    timeout_s: float = typer.Option(10.0, "--timeout", min=0.1, help="Seconds."),
+    backend: Backend = _BACKEND,
+) -> None:
+    """Run one cell in a fresh interpreter and print what a model would get back. Exit code 1 unless it went well."""
+    if (code is None) == (file is None):
+        raise UserError("give either the code or --file, e.g. toolrl sandbox run 'print(6 * 7)'")
+    source = file.read_text() if file is not None else sys.stdin.read() if code == "-" else code
+    from sandbox import SandboxConfig
+
+    with _told():
+        config = SandboxConfig(backend=backend.value, min_sessions=1, max_sessions=1, run="cli")
+        result = asyncio.run(_run(config, source, timeout_s))
+    sys.stdout.write(result.stdout)
+    if result.value is not None:
+        print(result.value)
+    sys.stderr.write(result.stderr)
+    told = f"{result.status}, {result.wall_s * 1000:.1f} ms" + (f": {result.note}" if result.note else "")
+    print(told, file=sys.stderr)
+    if result.status != "ok":
+        raise typer.Exit(1)
+
+
+@sandbox.command(epilog=example("toolrl sandbox ps", "toolrl sandbox ps --run quickstart-cpu"))
+def ps(run: str = typer.Option(None, "--run", help="Only of this run.")) -> None:
+    """List the sandbox's containers, whoever made them."""
+    from sandbox.reaper import list_boxes
+
+    with _told():
+        boxes = list_boxes(run)
+    table = Table("container", "run", "owner", "state", "age", "orphan")
+    for box in boxes:
+        table.add_row(box.id[:12], box.run, box.owner, box.state, f"{box.age_s:.0f} s", box.orphan)
+    out().print(table if boxes else "no containers of the sandbox")
+
+
+@sandbox.command(epilog=example("toolrl sandbox reap", "toolrl sandbox reap --run quickstart-cpu"))
+def reap(run: str = typer.Option(None, "--run", help="Only of this run.")) -> None:
+    """Remove containers whose owner is dead or whose lease is over; never those of a run that lives."""
+    from sandbox import reap as remove_orphans
+
+    with _told():
+        removed = remove_orphans(run)
+    for box in removed:
+        out().print(f"removed {box.id[:12]} of run {box.run}: {box.orphan}", markup=False)
+    out().print(f"{len(removed)} removed")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The sandbox's refusals are the user's to mend."""
+    from sandbox import SandboxError
+
+    try:
+        yield
+    except SandboxError as error:
+        raise UserError(f"the sandbox cannot be used: {error}; `toolrl doctor` says what is missing") from error
+
+
+async def _run(config: SandboxConfig, code: str, timeout_s: float) -> RunResult:
+    from sandbox import SandboxPool
+
+    async with SandboxPool(config) as pool:
+        session = await pool.acquire(episode_id="cli")
+        try:
+            return await session.run(code, timeout_s=timeout_s)
+        finally:
+            await session.release()
+
+
+async def _checked(config: SandboxConfig) -> list[tuple[str, bool, str]]:
+    """(what, whether it holds, how long it took) of each check."""
+    from sandbox import SandboxPool
+
+    rows: list[tuple[str, bool, str]] = []
+
+    def note(words: str, passed: bool, result: RunResult) -> None:
+        rows.append((words, passed, f"{result.wall_s * 1000:.1f}"))
+
+    async with SandboxPool(config) as pool:
+        session = await pool.acquire(episode_id="check-1")
+        result = await session.run("x = 6 * 7\nprint(x)", timeout_s=10)
+        note("computes", result.status == "ok" and result.stdout.strip() == "42", result)
+        result = await session.run("x + 1", timeout_s=10)
+        note("keeps variables between calls, echoes the last value", result.value == "43", result)
+        result = await session.run("1 / 0", timeout_s=10)
+        note("tells an error", result.status == "error" and "ZeroDivisionError" in result.stderr, result)
+        result = await session.run("while True: pass", timeout_s=0.5)
+        note("stops an endless loop", result.status == "timeout", result)
+        connect = "import socket\nsocket.create_connection(('1.1.1.1', 53), timeout=2)"
+        result = await session.run(connect, timeout_s=5)
+        note("has no network", result.status == "error", result)
+        await session.release()
+        session = await pool.acquire(episode_id="check-2")
+        result = await session.run("x", timeout_s=10)
+        note("forgets variables between episodes", "NameError" in result.stderr, result)
+        await session.release()
+    return rows
