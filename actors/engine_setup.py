@@ -1,10 +1,10 @@
 """What vLLM is started with: its arguments and environment variables, from our settings. Imports no vLLM.
 
 Invariants:
-- Log-probabilities are those of the sampling distribution (`processed_logprobs`), and nothing but our own stop tokens ends a
-  request (the model folder's generation config is ignored).
-- On one CPU device the model runs inside the engine process, without thread pinning: two processes instead of three, and a
-  learner on the same cores is not crowded onto one of them.
+- Log-probabilities are those of the sampling distribution (`processed_logprobs`), and nothing but our own stop tokens
+  ends a request (the model folder's generation config is ignored).
+- On one CPU device the model runs inside the engine process, without thread pinning: two processes instead of three,
+  and a learner on the same cores is not crowded onto one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Transport = Literal["shared_memory", "nccl", "ipc"]
 
 GIB = 1 << 30
 BACKENDS: dict[Transport, str] = {"shared_memory": "toolrl_shared_memory", "nccl": "nccl", "ipc": "ipc"}
-# A conversation turn is short: with vLLM's CPU default of 128 tokens a block, most of a small prefix would never be found.
+# A conversation turn is short: with vLLM's CPU default of 128 tokens a block, most of a small prefix would never be
+# found.
 CPU_BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 2048
 
@@ -62,8 +63,8 @@ def engine_arguments(
     if device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * GIB)
         arguments["block_size"] = CPU_BLOCK_TOKENS
-        # vLLM's CPU backend dies when a request with a seed of its own is prefilled in parts ("CPU Generator does not use
-        # offset", 0.32); whole prompts it is, so the budget of one step must hold the longest.
+        # vLLM's CPU backend dies when a request with a seed of its own is prefilled in parts ("CPU Generator does not
+        # use offset", 0.32); whole prompts it is, so the budget of one step must hold the longest.
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, max_context_tokens)
         arguments["distributed_executor_backend"] = "uni" if config.tensor_parallel == 1 else "mp"

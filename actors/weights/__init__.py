@@ -1,4 +1,5 @@
-"""Weights from the learner to the engines: versioned, checksummed, with deadlines. `docs/weights.md` tells the whole way.
+"""Weights from the learner to the engines: versioned, checksummed, with deadlines. `docs/weights.md` tells the whole
+way.
 
 Learner: `publish(source, version)`. Driver: `WeightChannel`. Worker: `WeightReceiver(engine).apply(publication)`.
 """

@@ -1,8 +1,10 @@
 """The driver's end of the weight channel: one publication to many engines, each on its own clock.
 
 Invariants:
-- `publish` returns within its deadline, whatever an engine does; who did not take the weights is named, with the reason.
-- An engine is given one publication at a time. One that answered late is given the latest at once, without being asked again.
+- `publish` returns within its deadline, whatever an engine does; who did not take the weights is named, with the
+  reason.
+- An engine is given one publication at a time. One that answered late is given the latest at once, without being asked
+  again.
 - An engine that joins is given the latest publication before `join` returns.
 """
 
@@ -18,7 +20,8 @@ from actors.weights.publication import Publication
 
 log = logging.getLogger(__name__)
 
-# Gives one publication to one engine and returns the receiver's report, e.g. a call of a rollout worker's `update_weights`.
+# Gives one publication to one engine and returns the receiver's report, e.g. a call of a rollout worker's
+# `update_weights`.
 Take = Callable[[Publication], Awaitable[Mapping[str, Any]]]
 
 
@@ -105,7 +108,7 @@ class WeightChannel:
         return delivery
 
     def _start(self, name: str, taker: _Taker) -> asyncio.Task[dict[str, Any]]:
-        """The task that brings `taker` to the latest version; one that still runs does so itself when it comes to an end."""
+        """The task that brings `taker` to the latest version; one that still runs does so when it comes to an end."""
         if taker.running is None or taker.running.done():
             taker.running = asyncio.create_task(self._bring_up(name, taker), name=f"weights to {name}")
             taker.running.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -114,10 +117,11 @@ class WeightChannel:
     async def _bring_up(self, name: str, taker: _Taker) -> dict[str, Any]:
         while True:
             publication = self.latest
-            assert publication is not None
+            if publication is None:
+                raise RuntimeError("nothing was published")
             report = dict(await taker.take(publication))
             taker.version = int(report["version"])
-            if self.latest is publication or taker.version >= self.latest.version:
+            if self.latest is publication:
                 return report
 
     def close(self) -> None:

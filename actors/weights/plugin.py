@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Registers the shared-memory engine by path, so that nothing else is imported here; may be called more than once."""
+    """Registers the shared-memory engine by path, so that little is imported here; may be called more than once."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     from actors.engine_setup import BACKENDS

@@ -1,8 +1,8 @@
 """One version of the weights as bytes: flat buckets, and for every tensor its place and its checksum.
 
 Invariants:
-- A tensor's bytes lie in one bucket, contiguous, at an offset that is a multiple of `ALIGNMENT`; the same source gives the same
-  layout and the same checksums.
+- A tensor's bytes lie in one bucket, contiguous, at an offset that is a multiple of `ALIGNMENT`; the same source gives
+  the same layout and the same checksums.
 - A checksum covers name, dtype, shape and bytes, and is computed from the bytes that are sent, on the learner's side.
 """
 
@@ -37,6 +37,15 @@ class TensorRecord:
     nbytes: int
     checksum: str  # empty: not computed
 
+    def fields(self) -> list[Any]:
+        """For a message to vLLM's processes; `from_fields` is the inverse."""
+        return [self.name, self.dtype, list(self.shape), self.bucket, self.offset, self.nbytes, self.checksum]
+
+    @classmethod
+    def from_fields(cls, fields: list[Any]) -> TensorRecord:
+        name, dtype, shape, *place = fields
+        return cls(name, dtype, tuple(shape), *place)
+
 
 @dataclass(frozen=True)
 class Publication:
@@ -64,13 +73,14 @@ class Publication:
 def checksum_of(name: str, dtype: str, shape: Iterable[int], content: np.ndarray) -> str:
     """Of one tensor. Guards against damage and mix-ups, not against forgery."""
     digest = xxhash.xxh3_128(f"{name}|{dtype}|{','.join(map(str, shape))}|".encode())
-    digest.update(content)
+    digest.update(content)  # type: ignore[arg-type]
     return digest.hexdigest()
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
     """[nbytes] uint8, on the CPU; a view where the tensor already lies there contiguously."""
-    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    content: np.ndarray = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    return content
 
 
 def pack(
@@ -80,9 +90,11 @@ def pack(
     checksum: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Iterator[tuple[np.ndarray, list[TensorRecord]]]:
-    """Buckets one after the other, each with its records, so that no more than one is held besides the source's own tensors.
+    """Buckets one after the other, each with its records, so that no more than one is held besides the source's own
+    tensors.
 
-    `dtype` converts floating-point tensors to what the engines compute in. A tensor larger than a bucket gets one of its own.
+    `dtype` converts floating-point tensors to what the engines compute in. A tensor larger than a bucket gets one of
+    its own.
 
     Raises:
         EmptyPublication: see the class.
@@ -135,9 +147,11 @@ def publish(
     checksum: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Publication:
-    """Puts the weights into Ray's object store, once for all engines. Call it in the learner rank that holds them whole.
+    """Puts the weights into Ray's object store, once for all engines. Call it in the learner rank that holds them
+    whole.
 
-    With sharded weights every rank must run through its own `source` (gathering is collective); the others just exhaust it.
+    With sharded weights every rank must run through its own `source` (gathering is collective); the others just
+    exhaust it.
     """
     import ray
 

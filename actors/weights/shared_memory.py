@@ -1,7 +1,8 @@
 """Buckets of a publication as files in shared memory, from a worker's process to its engine's processes.
 
 Invariants:
-- The files live as long as the `with` block; a process that was killed leaves some, and the next one to stage removes them.
+- The files live as long as the `with` block; a process that was killed leaves some, and the next one to stage removes
+  them.
 - Only the owner can read or write them.
 """
 
@@ -57,7 +58,7 @@ def _write(path: Path, bucket: np.ndarray) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb", buffering=0) as file:
             os.posix_fallocate(descriptor, 0, max(1, bucket.nbytes))  # says now what a later page fault would kill for
-            rest = memoryview(bucket)
+            rest = memoryview(bucket)  # type: ignore[arg-type]
             while len(rest):
                 rest = rest[file.write(rest) :]
     except OSError as error:

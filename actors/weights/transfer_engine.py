@@ -1,8 +1,8 @@
 """vLLM's side of the shared-memory transport: runs in the process that holds the model, on CPUs and on GPUs.
 
 Invariants:
-- Nothing of the model is touched before every tensor was found to be expected and every byte to be what the learner sent; what
-  fails there is refused (`WeightsRefused` in the message) and the old weights stay.
+- Nothing of the model is touched before every tensor was found to be expected and every byte to be what the learner
+  sent; what fails there is refused (`WeightsRefused` in the message) and the old weights stay.
 - Weights are loaded through vLLM's layerwise reload: CPU kernels keep them packed, and the originals are gone.
 """
 
@@ -20,26 +20,25 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from actors.engine_errors import REFUSED
 from actors.weights.publication import TensorRecord, checksum_of
 from actors.weights.shared_memory import mapped
 
-REFUSED = "WeightsRefused"
-
 
 class Refused(ValueError):
-    """Travels to the worker's process as text; see `actors.engine.WeightsRefused`."""
+    """Travels to the worker's process as text; see `actors.engine_errors.WeightsRefused`."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{REFUSED}: {why}")
 
 
 @dataclass
-class SharedMemoryInitInfo(WeightTransferInitInfo):
+class SharedMemoryInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """There is no connection to make."""
 
 
 @dataclass
-class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
+class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """A whole publication: the staged files and what lies in them (`TensorRecord`'s fields, in order)."""
 
     version: int
@@ -47,7 +46,7 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
     tensors: list[list[Any]]
 
 
-class SharedMemoryTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
+class SharedMemoryTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     """Registered by `actors.weights.plugin`."""
 
     init_info_cls = SharedMemoryInitInfo
@@ -62,7 +61,7 @@ class SharedMemoryTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, Shar
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        records = [TensorRecord(*fields[:2], tuple(fields[2]), *fields[3:]) for fields in update_info.tensors]
+        records = [TensorRecord.from_fields(fields) for fields in update_info.tensors]
         check_names(records, expected_shapes(self.model_config.model), tied=_tied(self.model_config))
         buckets = [mapped(path) for path in update_info.paths]
         check_bytes(records, buckets)
@@ -83,7 +82,7 @@ class SharedMemoryTransferEngine(WeightTransferEngine[SharedMemoryInitInfo, Shar
 
 
 def expected_shapes(model_dir: str) -> dict[str, tuple[int, ...]] | None:
-    """{name: shape} of the checkpoint that the engine started from; None where that is no folder of safetensors files."""
+    """{name: shape} of the checkpoint that the engine started from; None where that is no safetensors folder."""
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
