@@ -1,6 +1,7 @@
 """The final answer of an episode, read from what the policy wrote and from nothing else.
 
-Invariants: total over any text; thinking is not an answer; a turn that calls a tool gives none, and neither does a tool's output.
+Invariants: total over any text; thinking is not an answer; a turn that calls a tool gives none, and neither does a
+tool's output.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 def answer_of(source: Trajectory | Turn | str, how: How) -> str | None:
     r"""The answer in a trajectory's last policy turn, a policy turn, or a turn's text; None where there is none.
 
-    `boxed`: what the last complete `\boxed{…}` holds; `tag`: the last `<answer>…</answer>`; `last_line`: the last line with text.
+    `boxed`: what the last complete `\boxed{…}` holds; `tag`: the last `<answer>…</answer>`; `last_line`: the last
+    line with text.
     """
     if isinstance(source, Trajectory):
         turns = source.policy_turns

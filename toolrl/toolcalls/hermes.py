@@ -63,9 +63,10 @@ def find(text: str, position: int) -> Block | None:
 
 def _broken(text: str, start: int, begin: int, error: CallError) -> Block:
     """A call that cannot be read: it ends at its closing tag, or unclosed where another opens or the text ends."""
-    close, reopened = text.find(CLOSE, begin), text.find(OPEN, begin)
-    if close < 0 or 0 <= reopened < close:
-        end = reopened if reopened >= 0 else len(text)
+    reopened = text.find(OPEN, begin)
+    end = reopened if reopened >= 0 else len(text)
+    close = text.find(CLOSE, begin, end)
+    if close < 0:
         return Block(start, end, CallError("unclosed", f"the call is not closed: {CLOSE} is missing"))
     if not text[start + len(OPEN) : close].strip():
         error = CallError("empty", "the call is empty")
