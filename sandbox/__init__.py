@@ -1,6 +1,7 @@
 """The code interpreter service: `SandboxPool(SandboxConfig(...))` gives sessions that run the model's Python.
 
-Names are imported when they are first used, so that what runs inside a box can import `sandbox.inside` without the rest.
+Names are imported when they are first used, so that what runs inside a box can import `sandbox.inside` without the
+rest.
 """
 
 from __future__ import annotations

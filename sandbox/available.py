@@ -21,11 +21,11 @@ def docker_problem(config: SandboxConfig) -> str | None:
 
     try:
         engine_address()
-        api = connect(timeout_s=10.0)
+        api = connect(timeout_s=10)
     except SandboxUnavailable as error:
         return str(error)
     try:
-        image = api.inspect_image(config.image)
+        image = api.inspect_image(config.image)  # type: ignore[no-untyped-call]
         if config.runtime not in api.info().get("Runtimes", {}):
             return f"the engine has no runtime {config.runtime!r}"
     except ImageNotFound:
@@ -36,12 +36,15 @@ def docker_problem(config: SandboxConfig) -> str | None:
         api.close()
     built_from = (image.get("Config", {}).get("Labels") or {}).get(SOURCE_LABEL)
     if built_from != source_hash():
-        return f"the image {config.image} was built from other sources: run `python -m sandbox.image --tag {config.image}`"
+        return (
+            f"the image {config.image} was built from other sources: run `python -m sandbox.image --tag {config.image}`"
+        )
     return None
 
 
 def available_backend(config: SandboxConfig | None = None) -> tuple[str, str]:
-    """(backend, why) that a pool with this config would use. Raises SandboxUnavailable where the one it asks for cannot be had."""
+    """(backend, why) that a pool with this config would use. Raises SandboxUnavailable where the one it asks for
+    cannot be had."""
     config = config or SandboxConfig()
     if config.backend in ("auto", "docker"):
         problem = docker_problem(config)
@@ -49,8 +52,8 @@ def available_backend(config: SandboxConfig | None = None) -> tuple[str, str]:
             return "docker", f"an engine answers and has {config.image} (runtime {config.runtime})"
         if config.backend == "docker":
             raise SandboxUnavailable(problem)
-        return "process", f"{confinement().why}; no Docker: {problem}"
-    return "process", confinement().why
+        return "process", f"{confinement(config).why}; no Docker: {problem}"
+    return "process", confinement(config).why
 
 
 def make_backend(config: SandboxConfig) -> tuple[Backend, str]:
@@ -62,6 +65,6 @@ def make_backend(config: SandboxConfig) -> tuple[Backend, str]:
         return DockerBackend(config), why
     from sandbox.process.backend import ProcessBackend
 
-    if not confinement().bubblewrap:
+    if not confinement(config).bubblewrap:
         logger.warning("the sandbox is a plain subprocess: NO security boundary. %s", why)
     return ProcessBackend(config), why

@@ -15,9 +15,12 @@ class Box(Protocol):
     """One place where code runs, for one episode at a time."""
 
     name: str
-    channel: Channel
     born: float  # time.monotonic()
     uses: int
+
+    @property
+    def channel(self) -> Channel:
+        """The stream to it."""
 
     async def cause_of_death(self) -> tuple[Status, str]:
         """Why the stream ended: `oom`, `died` or `infra_error`, and a sentence. May take a second."""
@@ -29,10 +32,13 @@ class Box(Protocol):
 class Backend(Protocol):
     """Makes boxes of one kind."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """`docker` or `process`."""
 
     async def create(self) -> Box:
-        """A box with a fresh interpreter. Raises SandboxUnavailable; leaves nothing behind when it fails or is cancelled."""
+        """A box with a fresh interpreter. Raises SandboxUnavailable; leaves nothing behind when it fails or is
+        cancelled."""
 
     async def close(self) -> None:
         """Free what the backend itself holds."""

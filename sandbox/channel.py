@@ -1,6 +1,7 @@
 """The host's end of the stream to one box: requests with ids, answers matched to them, late ones discarded.
 
-An asyncio protocol; nothing here blocks. `DockerChannel` adds what the attach stream of the Docker Engine API wraps around it.
+An asyncio protocol; nothing here blocks. `DockerChannel` adds what the attach stream of the Docker Engine API wraps
+around it.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ class Channel(asyncio.Protocol):
             self._transport.write(encode({"op": "cancel", "id": request}))
 
     async def request(self, header: dict[str, Any], *parts: bytes, deadline_s: float) -> Frame:
-        """Send one request and wait for its answer. Raises ChannelClosed, TimeoutError; on cancellation the run is cancelled."""
+        """Send one request and wait for its answer. Raises ChannelClosed, TimeoutError; on cancellation the run is
+        cancelled."""
         request = self.send(header, *parts)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Frame] = loop.create_future()

@@ -15,7 +15,10 @@ class SandboxConfig:
 
     backend: BackendName = "auto"  # auto: docker where an engine answers and the image is there, else process
     image: str = "toolrl-sandbox:latest"
-    runtime: str = "runc"  # or runsc, or what else the engine knows
+    runtime: str = "runc"  # docker: or runsc, or what else the engine knows
+    # process: bubblewrap where it works and else a plain subprocess, bubblewrap or nothing, or a plain subprocess on
+    # purpose.
+    confinement: Literal["auto", "bubblewrap", "none"] = "auto"
     min_sessions: int = 2  # boxes kept warm
     max_sessions: int = 32  # boxes at most
     max_concurrent_runs: int = 0  # cells that run at once; 0: twice the cores, at least 4
@@ -47,8 +50,12 @@ class SandboxConfig:
         object.__setattr__(self, "preimport", tuple(self.preimport))
         if self.backend not in ("auto", "docker", "process"):
             raise ValueError(f"backend {self.backend!r} is none of auto, docker, process")
+        if self.confinement not in ("auto", "bubblewrap", "none"):
+            raise ValueError(f"confinement {self.confinement!r} is none of auto, bubblewrap, none")
         if not 0 <= self.min_sessions <= self.max_sessions or self.max_sessions < 1:
-            raise ValueError(f"min_sessions {self.min_sessions} and max_sessions {self.max_sessions} do not fit together")
+            raise ValueError(
+                f"min_sessions {self.min_sessions} and max_sessions {self.max_sessions} do not fit together"
+            )
         for name in ("timeout_s", "grace_s", "acquire_deadline_s", "ttl_s", "lease_s", "create_deadline_s", "cpus"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")

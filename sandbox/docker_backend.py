@@ -1,7 +1,7 @@
 """Boxes that are hardened containers of a Docker engine.
 
-Lifecycle calls go through the Docker SDK in threads; the stream is an asyncio connection to the engine's socket. A container removes
-itself when it ends, and it ends when its attached stream does.
+Lifecycle calls go through the Docker SDK in threads; the stream is an asyncio connection to the engine's socket. A
+container removes itself when it ends, and it ends when its attached stream does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sandbox.result import SandboxUnavailable, Status, exit_name
 T = TypeVar("T")
 ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
 _UID = 10001
-_EVENT_WAIT_S = 1.0
+_EVENT_WAIT_S = 2  # the engine notes a death a little after the stream has ended
 _SIGKILLED = 137
 _OWN_EXITS = ("0", "75", "76", "78")  # the warden's own: the stream ended or was bad, silence, the guard
 
@@ -77,13 +77,11 @@ class DockerBackend:
     def __init__(self, config: SandboxConfig) -> None:
         self._config = config
         self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sandbox-docker")
-        self._api = connect(timeout_s=max(config.create_deadline_s, 10.0))
+        self._api = connect(timeout_s=max(int(config.create_deadline_s), 10))
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a blocking SDK call in this backend's threads."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, functools.partial(function, *arguments)
-        )
+        return await asyncio.get_running_loop().run_in_executor(self._threads, functools.partial(function, *arguments))
 
     async def create(self) -> DockerBox:
         """Create, attach, start, prepare. Raises SandboxUnavailable."""
@@ -128,7 +126,10 @@ class DockerBackend:
             nano_cpus=int(config.cpus * 1e9),
             tmpfs={path: f"{mount},size={size}m" for path, size in zip(WIPED_MOUNTS, sizes, strict=True)},
             log_config=docker.types.LogConfig(type="none"),
-            ulimits=[docker.types.Ulimit(name="nofile", soft=1024, hard=1024), docker.types.Ulimit(name="core", soft=0, hard=0)],
+            ulimits=[
+                docker.types.Ulimit(name="nofile", soft=1024, hard=1024),
+                docker.types.Ulimit(name="core", soft=0, hard=0),
+            ],
             runtime=config.runtime,
         )
         created = self._api.create_container(
@@ -145,7 +146,9 @@ class DockerBackend:
 
     async def _attach(self, name: str) -> DockerChannel:
         path = f"/v{self._api.api_version}/containers/{name}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-        request = f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
+        request = (
+            f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
+        )
         loop = asyncio.get_running_loop()
         kind, address = engine_address()
         if kind == "unix":
@@ -164,9 +167,9 @@ class DockerBackend:
     def last_events(self, name: str) -> dict[str, str]:
         """What the engine noted of a container until it ended: action → exit code or nothing."""
         seen: dict[str, str] = {}
-        now = time.time()
+        now = int(time.time())
         events = self._api.events(
-            since=int(now - self._config.lease_s),
+            since=now - int(self._config.lease_s),
             until=now + _EVENT_WAIT_S,
             filters={"container": name, "event": ["oom", "die"]},
             decode=True,
@@ -193,8 +196,9 @@ class DockerBackend:
 
 
 def engine_address() -> tuple[str, str]:
-    """("unix", path) or ("tcp", "host:port") of the engine, by DOCKER_HOST. Raises SandboxUnavailable for other kinds."""
-    url = docker.utils.parse_host(os.environ.get("DOCKER_HOST"))
+    """("unix", path) or ("tcp", "host:port") of the engine, by DOCKER_HOST. Raises SandboxUnavailable for other
+    kinds."""
+    url = str(docker.utils.parse_host(os.environ.get("DOCKER_HOST")))
     scheme, _, address = url.partition("://")
     if scheme in ("unix", "http+unix"):
         return "unix", "/" + address.lstrip("/")
@@ -203,7 +207,7 @@ def engine_address() -> tuple[str, str]:
     raise SandboxUnavailable(f"DOCKER_HOST is {url}; the sandbox speaks to unix:// and plain tcp:// engines")
 
 
-def connect(timeout_s: float) -> docker.APIClient:
+def connect(timeout_s: int) -> docker.APIClient:
     """A client of the engine. Raises SandboxUnavailable."""
     try:
         return docker.APIClient(version="auto", timeout=timeout_s, **docker.utils.kwargs_from_env())

@@ -1,4 +1,4 @@
-"""Who owns a container: a process, named so that another process on the same machine can tell whether it still lives."""
+"""Who owns a container: a process, named so that another process of the same machine can tell whether it lives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def owner_name() -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Whether the owner is known to be dead. False where this process cannot tell (another machine or pid namespace)."""
+    """Whether the owner is known to be dead. False where that cannot be told (another machine or pid namespace)."""
     boot, _, rest = owner.partition("/")
     namespace, _, rest = rest.partition("/")
     pid, _, rest = rest.partition("/")

@@ -2,7 +2,8 @@
 
 Invariants:
 - A box is handed out only after a reset that answered `clean`; any doubt destroys it.
-- Nothing waits without a deadline, nothing is created under a lock, and creation that keeps failing is refused at once for a while.
+- Nothing waits without a deadline, nothing is created under a lock, and creation that keeps failing is refused at
+  once for a while.
 - `close` leaves no box behind.
 """
 
@@ -69,9 +70,9 @@ class SandboxPool:
         self._closing = False
 
     async def __aenter__(self) -> SandboxPool:
-        self._backend, why = await asyncio.to_thread(make_backend, self.config)
-        self._counts.backend = self._backend.name
-        logger.info("sandbox backend %s: %s", self._backend.name, why)
+        backend, why = await asyncio.to_thread(make_backend, self.config)
+        self._backend, self._counts.backend = backend, backend.name
+        logger.info("sandbox backend %s: %s", backend.name, why)
         try:
             await asyncio.gather(*(self._create() for _ in range(self.config.min_sessions)))
             if self.config.min_sessions and not self._boxes:
@@ -87,10 +88,9 @@ class SandboxPool:
     ) -> None:
         await self.close()
 
-    async def acquire(
-        self, *, episode_id: str, deadline_s: float | None = None, seed: int | None = None
-    ) -> Session:
-        """A session on a clean box. `seed` seeds `random` and numpy before the first cell. Raises PoolExhausted, SandboxUnavailable."""
+    async def acquire(self, *, episode_id: str, deadline_s: float | None = None, seed: int | None = None) -> Session:
+        """A session on a clean box. `seed` seeds `random` and numpy before the first cell. Raises PoolExhausted,
+        SandboxUnavailable."""
         start = time.monotonic()
         box = await self.take_box(self.config.acquire_deadline_s if deadline_s is None else deadline_s)
         self._counts.acquired += 1
@@ -151,7 +151,9 @@ class SandboxPool:
         if not self._boxes and not self._creating and time.monotonic() < self._closed_until:
             raise SandboxUnavailable(f"creating boxes keeps failing: {self._last_failure}")
         if len(self._waiters) >= self.config.max_waiters:
-            raise PoolExhausted(f"{len(self._waiters)} others wait for a box already; raise max_sessions or max_waiters")
+            raise PoolExhausted(
+                f"{len(self._waiters)} others wait for a box already; raise max_sessions or max_waiters"
+            )
         return await self._wait_for_box(deadline_s)
 
     async def _wait_for_box(self, deadline_s: float) -> Box:

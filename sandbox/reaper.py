@@ -1,7 +1,7 @@
 """Removes containers that their owner left behind: its process is dead on this machine, or their lease is over.
 
-The last of three layers: a box ends with its stream, a box ends after a long silence, and this. It never touches a container without
-our label, of another run when one is named, or of an owner that lives and whose lease runs.
+The last of three layers: a box ends with its stream, a box ends after a long silence, and this. It never touches a
+container without our label, of another run when one is named, or of an owner that lives and whose lease runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _orphan_reason(found: dict[str, str], now: float) -> str:
 
 def list_boxes(run: str | None = None) -> list[FoundBox]:
     """Every container of the sandbox on this engine, of one run or of all. Blocking. Raises SandboxUnavailable."""
-    api = connect(timeout_s=30.0)
+    api = connect(timeout_s=30)
     try:
         wanted = [f"{labels.BOX}=1"] + ([f"{labels.RUN}={run}"] if run is not None else [])
         now = time.time()
@@ -60,7 +60,7 @@ def list_boxes(run: str | None = None) -> list[FoundBox]:
 def reap(run: str | None = None) -> list[FoundBox]:
     """Remove orphans, of one run or of all; returns them. Blocking. Raises SandboxUnavailable."""
     orphans = [box for box in list_boxes(run) if box.orphan]
-    api = connect(timeout_s=30.0)
+    api = connect(timeout_s=30)
     try:
         for box in orphans:
             with contextlib.suppress(docker.errors.APIError):  # already on its way out

@@ -38,10 +38,10 @@ class SandboxFile:
 class RunResult:
     """One cell's end.
 
-    `stdout` and `stderr` are valid Unicode (bytes that are not UTF-8 come as backslash escapes; control characters are kept), with the
-    middle left out where they were over the cap. `stderr` ends with the trimmed traceback. `value` is the repr of the last
-    expression. `exit_code`: of SystemExit, or of a process that died (negative: the signal). `queue_s`: waited before running.
-    `infra_error` is our fault and never the model's.
+    `stdout` and `stderr` are valid Unicode (bytes that are not UTF-8 come as backslash escapes; control characters
+    are kept), with the middle left out where they were over the cap. `stderr` ends with the trimmed traceback.
+    `value` is the repr of the last expression. `exit_code`: of SystemExit, or of a process that died (negative: the
+    signal). `queue_s`: waited before running. `infra_error` is our fault and never the model's.
     """
 
     status: Status

@@ -1,6 +1,7 @@
 """One episode's interpreter: state lives from `acquire` to `release` and never beyond.
 
-A box that dies in mid-episode is told by the status of that run; the next run gets a new one, and `state_lost` is said once.
+A box that dies in mid-episode is told by the status of that run; the next run gets a new one, and `state_lost` is
+said once.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import dataclasses
 import logging
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandbox.backend import Box
 from sandbox.channel import ChannelClosed
+from sandbox.inside.frames import Frame
 from sandbox.result import (
     STATE_LOST_NOTE,
     FileRefused,
@@ -21,6 +23,7 @@ from sandbox.result import (
     SandboxError,
     SandboxFile,
     SandboxUnavailable,
+    Status,
     from_frame,
 )
 
@@ -32,7 +35,8 @@ _FILE_DEADLINE_S = 30.0
 
 
 class Session:
-    """Made by `SandboxPool.acquire`. Runs are one at a time; `release` is to be awaited in the end, or use `async with`."""
+    """Made by `SandboxPool.acquire`. Runs are one at a time; `release` is to be awaited in the end, or use `async
+    with`."""
 
     def __init__(self, pool: SandboxPool, box: Box, episode_id: str, seed: int | None, queue_s: float) -> None:
         self.episode_id = episode_id
@@ -73,6 +77,7 @@ class Session:
 
     async def _run_on(self, box: Box, source: bytes, timeout_s: float, queue_s: float) -> RunResult:
         config, start = self._pool.config, time.monotonic()
+        status: Status
         seed, self._seed = self._seed, None
         header = {"op": "run", "timeout_s": timeout_s, **({} if seed is None else {"seed": seed})}
         try:
@@ -88,7 +93,9 @@ class Session:
             note = f"{why}. {STATE_LOST_NOTE}"
         except (KeyError, TypeError, ValueError) as error:
             status, note = "infra_error", f"the box answered with a malformed result: {error!r}"
-        logger.log(logging.WARNING if status == "infra_error" else logging.INFO, "box %s: %s: %s", box.name, status, note)
+        logger.log(
+            logging.WARNING if status == "infra_error" else logging.INFO, "box %s: %s: %s", box.name, status, note
+        )
         self._box = None
         self._pool.discard(box)
         return RunResult(status, note=note, state_lost=True, wall_s=time.monotonic() - start, queue_s=queue_s)
@@ -122,7 +129,7 @@ class Session:
         header, _ = await self._file_request({"op": "files"})
         return [SandboxFile(str(file["name"]), int(file["size"])) for file in header["files"]]
 
-    async def _file_request(self, header: dict[str, object], *parts: bytes) -> tuple[dict[str, object] | dict, list[bytes]]:  # type: ignore[type-arg]
+    async def _file_request(self, header: dict[str, Any], *parts: bytes) -> Frame:
         async with self._lock:
             self._check_open()
             box = self._box or await self._replace_box()

@@ -1,7 +1,7 @@
 """Empties a folder that is already open. Which folder that may be is decided in `guard`; this module knows no path.
 
-Iterative, with two descriptors whatever the depth: a folder inside is first moved up to the top, then emptied and removed there.
-Links are removed, never followed. Nobody else may be writing (the warden has killed everyone before).
+Iterative, with two descriptors whatever the depth: a folder inside is first moved up to the top, then emptied and
+removed there. Links are removed, never followed. Nobody else may be writing (the warden has killed everyone before).
 """
 
 from __future__ import annotations

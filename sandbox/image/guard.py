@@ -1,7 +1,8 @@
 """Refuses to run the warden anywhere but inside its own container.
 
-A prototype's reset code, started once outside its container as root, emptied the host's folders. So the warden needs all of: pid 1, a
-uid that is not 0, the marker file of the image, a read-only root. There is no option that relaxes this.
+A prototype's reset code, started once outside its container as root, emptied the host's folders. So the warden needs
+all of: pid 1, a uid that is not 0, the marker file of the image, a read-only root. There is no option that relaxes
+this.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def tmpfs_mounts(mountinfo: str) -> set[str]:
 
 
 def require_wipeable(path: str) -> None:
-    """Raise GuardRefused unless `path` is one of the image's own tmpfs mounts and this is the warden inside its container."""
+    """Raise GuardRefused unless `path` is one of the image's own tmpfs mounts and this is the warden inside its
+    container."""
     require()
     if path not in WIPED_MOUNTS:
         raise GuardRefused(f"{path!r} is not on the list of folders that may be emptied: {WIPED_MOUNTS}")

@@ -4,6 +4,6 @@ import sys
 
 sys.path.insert(0, "/sbx/lib")
 
-from sandbox.image.warden import main  # noqa: E402
+from sandbox.image.warden import main
 
 main()

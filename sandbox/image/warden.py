@@ -1,6 +1,7 @@
 """PID 1 of the sandbox container: owns the channel to the host, forks interpreters, kills, reaps, wipes.
 
-Refuses to start anywhere else (`guard`). Not dumpable, so code of the same uid cannot open its descriptors, memory or environment.
+Refuses to start anywhere else (`guard`). Not dumpable, so code of the same uid cannot open its descriptors, memory or
+environment.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Container:
         """Nothing to prepare: the engine has made the mounts."""
 
     def kill_others(self) -> None:
-        """Kill every process of the container but this one; the kernel signals all at once, so a fork bomb cannot outrun it."""
+        """Kill every process of the container but this one; the kernel signals all at once, so a fork bomb cannot
+        outrun it."""
         guard.require()
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""What a run printed, under a cap: the head and the tail are kept, the middle is counted. Memory stays flat whatever comes."""
+"""What a run printed, under a cap: the head and the tail are kept, the middle is counted. Memory stays flat whatever
+comes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Capture:
             del self._tail[: -self._half]
 
     def parts(self) -> tuple[bytes, bytes]:
-        """Head and tail. Nothing was left out where their lengths sum to `total`; otherwise neither cuts a character."""
+        """Head and tail. Nothing was left out where their lengths sum to `total`; else neither cuts a character."""
         head, tail = bytes(self._head), bytes(self._tail[-self._half :])
         if len(head) + len(tail) == self.total:
             return head, tail

@@ -1,7 +1,8 @@
-"""Runs one cell the way a notebook does: last expression echoed, traceback trimmed to the user's frames, `await` at top level.
+"""Runs one cell the way a notebook does: last expression echoed, traceback trimmed to the user's frames, `await` at
+top level.
 
-Whatever the cell raises, `run` returns: only a process that dies takes the answer with it. Names of builtins and of the standard
-library are bound here at import, so that a cell that replaces them harms itself only.
+Whatever the cell raises, `run` returns: only a process that dies takes the answer with it. Names of builtins and of
+the standard library are bound here at import, so that a cell that replaces them harms itself only.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import builtins
 import linecache
 import traceback
 import types
+from builtins import isinstance, len, repr, type  # noqa: UP029  ours, whatever a cell makes of the module's
 from typing import Any, NamedTuple
 
-_len, _repr, _isinstance, _compile, _eval = len, repr, isinstance, compile, eval
+_compile, _eval = compile, eval
 _parse, _Expr, _Expression = ast.parse, ast.Expr, ast.Expression
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _CO_COROUTINE = 0x80
@@ -31,10 +33,10 @@ class CellOutcome(NamedTuple):
 
 def clip(text: str, limit: int) -> str:
     """`text` with its middle cut away where it is longer than `limit` characters, and a note of how much."""
-    if _len(text) <= limit:
+    if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n[... {_len(text) - 2 * half} characters omitted ...]\n{text[-half:]}"
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters omitted ...]\n{text[-half:]}"
 
 
 class CellRunner:
@@ -51,10 +53,10 @@ class CellRunner:
         self._count += 1
         name = f"<cell {self._count}>"
         # The traceback module finds the cell's lines here; a file of that name does not exist.
-        linecache.cache[name] = (_len(source), None, source.splitlines(keepends=True), name)
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         try:
             value = self._evaluate(source, name)
-            shown = "" if value is None or source.rstrip().endswith(";") else clip(_repr(value), self._limit)
+            shown = "" if value is None or source.rstrip().endswith(";") else clip(repr(value), self._limit)
         except BaseException as error:
             return CellOutcome("", clip(_describe(error), self._limit), _exit_code(error))
         if value is not None:
@@ -63,10 +65,12 @@ class CellRunner:
 
     def _evaluate(self, source: str, name: str) -> Any:
         tree = _parse(source, name, "exec")
-        last = tree.body.pop() if tree.body and _isinstance(tree.body[-1], _Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, _Expr):
+            tree.body.pop()
         if tree.body:
             self._execute(_compile(tree, name, "exec", _FLAGS, True))
-        if last is None:
+        if not isinstance(last, _Expr):
             return None
         return self._execute(_compile(_Expression(last.value), name, "eval", _FLAGS, True))
 
@@ -80,9 +84,9 @@ class CellRunner:
 
 
 def _exit_code(error: BaseException) -> int | None:
-    if not _isinstance(error, SystemExit):
-        return None
     try:
+        if not isinstance(error, SystemExit):
+            return None
         code = error.code
         if code is None:
             return 0

@@ -1,7 +1,8 @@
 """The parent's side of one interpreter child: forks it, hands it a cell, watches it to the end.
 
-The result pipe is untrusted. A result counts only if it carries this run's random token, fits the caps, and the child then answers a
-ping with nothing before or after: a forged result is followed by the real one, which is caught there or before the next run.
+The result pipe is untrusted. A result counts only if it carries this run's random token, fits the caps, and the child
+then answers a ping with nothing before or after: a forged result is followed by the real one, which is caught there
+or before the next run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Channel(Protocol):
 
 @dataclass
 class Caps:
-    """Sizes in bytes. `shown`: kept of each stream and of the echoed value; `output`: printing more than this ends the run."""
+    """Sizes in bytes. `shown`: kept of each stream and of the echoed value; `output`: printing more than this ends
+    the run."""
 
     shown: int = 65536
     output: int = 16 * 2**20

@@ -1,7 +1,9 @@
-"""Files of the work folder, for upload, list and download. Every step is relative to an open folder and follows no link."""
+"""Files of the work folder, for upload, list and download. Every step is relative to an open folder and follows no
+link."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import Any
@@ -30,10 +32,8 @@ def _open_parent(work: str, parts: list[str], create: bool) -> int:
     for part in parts[:-1]:
         try:
             if create:
-                try:
+                with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o700, dir_fd=folder)
-                except FileExistsError:
-                    pass
             inner = os.open(part, _DIRECTORY, dir_fd=folder)
         finally:
             os.close(folder)

@@ -1,8 +1,8 @@
 """Length-prefixed frames, the one language between the host and a box.
 
-A frame is two big-endian u32 (header length, body length), a JSON object and raw bytes; the object's `parts` says how the body
-splits. Both sides decode with `FrameDecoder`, which is total: any bytes give frames or a `FrameError`, and no length that a
-peer claims is believed beyond the caps.
+A frame is two big-endian u32 (header length, body length), a JSON object and raw bytes; the object's `parts` says how
+the body splits. Both sides decode with `FrameDecoder`, which is total: any bytes give frames or a `FrameError`, and
+no length that a peer claims is believed beyond the caps.
 """
 
 from __future__ import annotations

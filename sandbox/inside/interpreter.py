@@ -1,7 +1,7 @@
 """What the forked child does: takes cells from a pipe, runs them, writes results to a pipe, until the pipe ends.
 
-Fixed binary messages with methods bound at import: nothing a cell replaces (json, struct, builtins) changes what is sent. The parent
-trusts none of it; see `sandbox.inside.child`.
+Fixed binary messages with methods bound at import: nothing a cell replaces (json, struct, builtins) changes what is
+sent. The parent trusts none of it; see `sandbox.inside.child`.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def become(
         os.chmod(work, 0o700)  # an earlier cell may have taken it away from itself
     os.chdir(work)
     # Lines leave at once, so that a killed run keeps what it printed.
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for fd, name in ((1, "stdout"), (2, "stderr")):
         stream = open(  # noqa: SIM115  lives as long as the process
-            number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
+            fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.argv = [""]
     sys.path.insert(0, work)
     _serve(ours[0], ours[1], ours[2], ours[3], limit)
@@ -124,9 +124,7 @@ def _serve(command: int, result: int, out: int, err: int, limit: int) -> NoRetur
             value = outcome.value.encode("utf-8", "backslashreplace")
             error = outcome.error.encode("utf-8", "backslashreplace")
             coded = outcome.exit_code is not None
-            head = _pack(
-                RESULT, token, 1 if error else 0, coded, outcome.exit_code or 0, _len(value), _len(error)
-            )
+            head = _pack(RESULT, token, 1 if error else 0, coded, outcome.exit_code or 0, _len(value), _len(error))
             _write_all(result, head + value + error)
         except KeyboardInterrupt:  # a late signal to ourselves, between two cells
             continue

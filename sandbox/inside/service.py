@@ -1,8 +1,8 @@
 """The loop of a box: one request frame after the other, one interpreter child at a time.
 
 Invariants:
-- When a reset has answered `clean`, no process of the earlier episode lives and none of its files is left; anything that could not be
-  shown to be so makes the answer unclean, and the host destroys the box.
+- When a reset has answered `clean`, no process of the earlier episode lives and none of its files is left; anything
+  that could not be shown to be so makes the answer unclean, and the host destroys the box.
 - The end of the host's stream ends the box at once, in mid-run too. So does a long silence (`ttl_s`).
 """
 
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, Unpack
+from typing import Any, NoReturn, Protocol
 
 from sandbox.inside import files
 from sandbox.inside.child import Caps, Child, RunOutcome
@@ -225,7 +225,7 @@ class Service:
             self._oom_kills = kills
 
 
-def _result_frame(run_id: int, outcome: RunOutcome, lost_before: bool) -> tuple[dict[str, Any], Unpack[tuple[bytes, ...]]]:
+def _result_frame(run_id: int, outcome: RunOutcome, lost_before: bool) -> tuple[dict[str, Any], *tuple[bytes, ...]]:
     header = {
         "id": run_id,
         "status": outcome.status,

@@ -1,4 +1,5 @@
-"""What an episode can leave in a box besides processes and files. Looks only; a box with such traces is destroyed, never cleaned."""
+"""What an episode can leave in a box besides processes and files. Looks only; a box with such traces is destroyed,
+never cleaned."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def own_state() -> tuple[Any, ...]:
 
 
 def has_entries(path: str) -> bool:
-    """Whether a folder is not empty; a folder that cannot be looked into counts as not empty, one that is not there as empty."""
+    """Whether a folder is not empty; a folder that cannot be looked into counts as not empty, one that is not there
+    as empty."""
     try:
         with os.scandir(path) as entries:
             return next(entries, None) is not None

@@ -44,16 +44,23 @@ def _start(config: SandboxConfig) -> _Started:
     info, info_in = os.pipe()
     try:
         environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")}
-        if confinement().bubblewrap:
+        confined = confinement(config).bubblewrap
+        if confined:
             command = confined_command(config, info_in)
         else:
             command, environment = plain_command()
         process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=log_fd, pass_fds=(info_in,), env=environment, start_new_session=True
+            command,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=log_fd,
+            pass_fds=(info_in,),
+            env=environment,
+            start_new_session=True,
         )
         os.close(info_in)
         info_in = -1
-        pid = _child_pid(info) if confinement().bubblewrap else process.pid
+        pid = _child_pid(info) if confined else process.pid
         if pid is None:
             process.wait()
             raise SandboxUnavailable(f"bubblewrap failed: {_log(log_fd)}")

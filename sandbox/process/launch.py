@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sandbox.config import SandboxConfig
 from sandbox.process.main import CONFINED_PARENT, EPISODE
+from sandbox.result import SandboxUnavailable
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARY = "/sbx/lib"
@@ -36,7 +37,8 @@ class Confinement:
 
 
 def _bwrap_base() -> list[str]:
-    """Own namespaces. Root keeps the host's user namespace, so that each box can have a real uid of its own to count by."""
+    """Own namespaces. Root keeps the host's user namespace, so that each box can have a real uid of its own to count
+    by."""
     command = ["bwrap", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     if os.getuid() == 0:
@@ -44,9 +46,19 @@ def _bwrap_base() -> list[str]:
     return [*command, "--unshare-user"]
 
 
+def confinement(config: SandboxConfig) -> Confinement:
+    """What confines the boxes of this config here. Blocking, some milliseconds. Raises SandboxUnavailable."""
+    if config.confinement == "none":
+        return Confinement(False, "a plain subprocess, as configured: no security boundary")
+    found = bubblewrap()
+    if config.confinement == "bubblewrap" and not found.bubblewrap:
+        raise SandboxUnavailable(f"confinement=bubblewrap cannot be had: {found.why}")
+    return found
+
+
 @functools.cache
-def confinement() -> Confinement:
-    """Try bubblewrap once. Blocking, some milliseconds."""
+def bubblewrap() -> Confinement:
+    """Try bubblewrap once."""
     if shutil.which("bwrap") is None:
         return Confinement(False, "bubblewrap is not installed (apt-get install bubblewrap)")
     probe = [*_bwrap_base(), "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "/bin/true"]

@@ -1,7 +1,9 @@
-"""First process of a local box: owns the channel to the host, forks interpreters, kills its descendants, removes its directory.
+"""First process of a local box: owns the channel to the host, forks interpreters, kills its descendants, removes its
+directory.
 
-Separate from the container's warden on purpose: it wipes nothing, it only removes the one directory that it made itself.
-Under bubblewrap it is pid 1 of its own namespaces; without, it adopts orphans (subreaper) and limits are all there is.
+Separate from the container's warden on purpose: it wipes nothing, it only removes the one directory that it made
+itself. Under bubblewrap it is pid 1 of its own namespaces; without, it adopts orphans (subreaper) and limits are all
+there is.
 """
 
 from __future__ import annotations

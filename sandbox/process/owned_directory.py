@@ -1,7 +1,7 @@
 """A directory that this process made, and the only thing the process backend ever deletes.
 
-The directory is known by device and inode from the moment it is made; where the path leads to anything else by then, removal refuses.
-Every step is relative to open folders and follows no link; depth and modes do not matter.
+The directory is known by device and inode from the moment it is made; where the path leads to anything else by then,
+removal refuses. Every step is relative to open folders and follows no link; depth and modes do not matter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OwnedDirectory:
             os.close(above)
 
     def _remove_below(self, top: int) -> None:
-        """Flattens: what a folder holds moves to the top, then the folder is empty and goes. Two descriptors at most."""
+        """Flattens: what a folder holds moves to the top, then the folder, empty, goes. Two descriptors at most."""
         token, moved = os.urandom(8).hex(), 0
         names = os.listdir(top)
         while names:
