@@ -21,9 +21,24 @@ def test_every_family_gives_tasks_that_travel_and_are_the_same_in_every_process(
     # PYTHONHASHSEED=0 admits the few families that depend on it; two processes must agree.
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
     runs = [
-        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    assert runs[0].returncode == 0, runs[0].stderr[-2000:]
-    assert len(runs[0].stdout.splitlines()) > 90
-    assert runs[0].stdout == runs[1].stdout
+    told = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert len(told[0].splitlines()) > 90
+    assert told[0] == told[1]
+
+
+def test_a_family_that_follows_the_hash_seed_is_refused_unless_that_is_fixed():
+    code = (
+        "from toolrl import tasks; from toolrl.config import *;"
+        "print(tasks.build(TaskConfig(families=[FamilyConfig('ransom_note')]), 0).task(0).question)"
+    )
+
+    def run(hash_seed):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert "PYTHONHASHSEED=0" in run("random").stderr
+    assert run("0").stdout == run("0").stdout != ""

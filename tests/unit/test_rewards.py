@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from toolrl.answers import answer_of
 from toolrl.config import Named, RewardConfig, TaskConfig
 from toolrl.registry import UnknownName
 from toolrl.rewards import RewardPipeline
@@ -37,9 +38,9 @@ def episode(*turns, outcome=Outcome.ANSWERED, answer="42"):
 
 
 async def score(trajectory, *components, weights=None, deadline_s=30.0):
-    """Equal answers need no verifier process, so that these tests start none."""
     config = RewardConfig([Named(*part) for part in components], weights or {}, deadline_s)
-    await RewardPipeline(config, AnswerChecker(TaskConfig())).score(trajectory, TASK)
+    async with AnswerChecker(TaskConfig()) as checker:  # equal answers start no process
+        await RewardPipeline(config, checker).score(trajectory, TASK)
     return trajectory
 
 
@@ -130,6 +131,17 @@ async def test_weights_scale_what_is_recorded():
     assert trajectory.rewards == {"outcome": 2.0}
     assert turn_rewards(trajectory, "call_cost") == [-0.05, 0.0]
     assert trajectory.reward == pytest.approx(1.95)
+
+
+@pytest.mark.parametrize("form", ["boxed", "tag", "last_line"])
+async def test_an_answer_that_only_a_tool_printed_earns_nothing(form):
+    printed = "<answer>42</answer> \\boxed{42}\n42"
+    for said, earned in (("The tool has said it.", 0.0), (printed, 1.0)):
+        trajectory = episode(policy(calls=1, text="print(answer)"), tool("ok", text=printed), policy(text=said))
+        trajectory.turns[1].text = printed
+        trajectory.answer = answer_of(trajectory, form)
+        await score(trajectory, ("outcome", {"partial_credit": False}))
+        assert trajectory.rewards == {"outcome": earned}
 
 
 def brevity(trajectory, task, context, *, per_token=0.01):
