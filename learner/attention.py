@@ -67,7 +67,7 @@ def _bucket(lengths: Sequence[int]) -> Bucket:
     return Bucket(total, len(lengths), width, cells)
 
 
-class _Spread(torch.autograd.Function):
+class _Spread(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     """[n, H, D] tokens to their cells [rows · width, H, D], 0 elsewhere. Cells are unique, so the gradient is a plain
     gather."""
 
@@ -81,7 +81,7 @@ class _Spread(torch.autograd.Function):
         return grads[0].index_select(0, ctx.saved_tensors[0]), None, None
 
 
-class _Gather(torch.autograd.Function):
+class _Gather(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     """The inverse of `_Spread`."""
 
     @staticmethod

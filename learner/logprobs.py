@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 
-class _TokenLogprobs(torch.autograd.Function):
+class _TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     """(log p(target), entropy) of each row of logits [n, V]; keeps one [n, V] buffer, the probabilities.
 
     The logits are overwritten when they are float32: they come straight from the head, whose gradient does not need
@@ -82,7 +82,8 @@ def token_logprobs(
     def rows(
         states: torch.Tensor, wanted: torch.Tensor, scale: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return _TokenLogprobs.apply(head(states), wanted, scale, entropy_gradient)
+        logp, entropy = _TokenLogprobs.apply(head(states), wanted, scale, entropy_gradient)
+        return logp, entropy
 
     if hidden.shape[0] <= chunk:
         return rows(hidden, targets, inverse_temperature)

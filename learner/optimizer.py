@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 
-class CheckedAdamW(torch.optim.AdamW):
+class CheckedAdamW(torch.optim.AdamW):  # type: ignore[misc]  # torch is untyped here
     """`clip` is the largest global gradient norm; 0: no bound."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, clip: float, **options: Any) -> None:

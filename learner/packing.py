@@ -94,7 +94,7 @@ def model_tokens(sequence: TrainSequence) -> int:
 
 
 def _grid(rows: Sequence[np.ndarray], width: int, dtype: type, fill: float) -> torch.Tensor:
-    grid = np.full((len(rows), width), fill, dtype=dtype)
+    grid: np.ndarray = np.full((len(rows), width), fill, dtype=dtype)
     for index, row in enumerate(rows):
         size = min(len(row), width)
         grid[index, :size] = row[:size]

@@ -8,6 +8,7 @@ trained wrongly.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from learner.sequence import TrainSequence
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class PolicyModel(torch.nn.Module):
+class PolicyModel(torch.nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A causal language model of transformers behind the packed interface."""
 
     def __init__(self, causal_lm: torch.nn.Module, *, chunk: int) -> None:
@@ -66,30 +67,33 @@ def load_policy(
     return policy
 
 
-@torch.no_grad()
 def check_exact(policy: PolicyModel, model_dir: Path) -> None:
     """Raises ValueError when packed log-probabilities differ from the model's own on separate rows."""
     policy.eval()
     vocabulary = policy.causal_lm.get_output_embeddings().weight.shape[0]
     generator = np.random.default_rng(0)
     rows = [generator.integers(0, vocabulary, size=size) for size in (9, 5, 12)]
-    ours = policy(pack([_probe(row) for row in rows]))[0]
-    theirs = []
-    policy.causal_lm.set_attn_implementation("sdpa")
-    try:
-        for row in rows:
-            ids = torch.from_numpy(row)[None]
-            logits = policy.causal_lm(input_ids=ids, use_cache=False).logits[0, :-1].float()
-            theirs.append(logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1))
-    finally:
-        policy.causal_lm.set_attn_implementation(PACKED_ATTENTION)
-    gap = float((ours - torch.cat(theirs)).abs().max())
+    with torch.no_grad():
+        ours = policy(pack([_probe(row) for row in rows]))[0]
+        theirs = torch.cat([_separate(policy.causal_lm, row) for row in rows])
+    gap = float((ours - theirs).abs().max())
     bound = 1e-3 if policy.causal_lm.dtype == torch.float32 else 0.2
     if not gap <= bound:
         raise ValueError(
             f"model {model_dir}: packed log-probabilities differ from separate rows by {gap:.3g} (bound {bound}); "
             f"{type(policy.causal_lm).__name__} mixes tokens or logits in a way that this learner does not support"
         )
+
+
+def _separate(causal_lm: Any, row: np.ndarray) -> torch.Tensor:
+    """[len(row) - 1] log-probabilities by the model's own forward pass and attention."""
+    ids = torch.from_numpy(row)[None]
+    causal_lm.set_attn_implementation("sdpa")
+    try:
+        logits = causal_lm(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    finally:
+        causal_lm.set_attn_implementation(PACKED_ATTENTION)
+    return logits.log_softmax(-1).gather(1, ids[0, 1:, None]).squeeze(1)
 
 
 def _probe(row: np.ndarray) -> TrainSequence:

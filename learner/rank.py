@@ -9,6 +9,7 @@ first update it is the update's own log-probability, detached, which is the same
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -28,23 +29,8 @@ from learner.planning import plan_micro_batches, split_updates
 from learner.policy import PolicyModel, load_policy
 from learner.schedule import learning_rate
 from learner.sequence import TrainSequence
+from learner.settings import RankSettings
 from learner.weight_source import WeightSource
-from toolrl.config import AlgorithmConfig, LearnerConfig
-
-
-@dataclass(frozen=True, slots=True)
-class RankSettings:
-    """What a rank needs beyond its place among the ranks."""
-
-    model_dir: str
-    learner: LearnerConfig
-    algorithm: AlgorithmConfig
-    dtype: str = "float32"
-    device: str = "cpu"
-    seed: int = 0
-    total_steps: int = 1  # optimiser steps of the run, for decaying schedules
-    max_response_tokens: int = 4096  # the constant of `seq_mean_token_sum_norm`
-    trust_remote_code: bool = False
 
 
 @dataclass(slots=True)
@@ -149,7 +135,6 @@ class LearnerRank:
         metrics = {"loss/supervised": float(found["supervised_loss"]), "entropy/mean": float(found["entropy"]) / tokens}
         return metrics | self._step_metrics(sequences, [norm], int(not applied), rate, time.monotonic() - started)
 
-    @torch.no_grad()
     def logprobs(self, sequences: Sequence[TrainSequence]) -> dict[int, np.ndarray]:
         """This rank's share: index of the sequence -> [R] log-probabilities at its temperature, 0 for tool tokens."""
         plan = self._plan(sequences)
@@ -157,7 +142,8 @@ class LearnerRank:
         for micro_batch in plan:
             share = micro_batch[self.rank]
             batch = pack([sequences[index] for index in share]).on(self.device)
-            grid = batch.grid(self.engine(batch)[0]).cpu().numpy()
+            with torch.no_grad():
+                grid = batch.grid(self.engine(batch)[0]).cpu().numpy()
             self._note("logprobs")
             for row, index in enumerate(share):
                 whole = np.zeros(len(sequences[index].policy_mask), dtype=np.float32)
@@ -198,13 +184,15 @@ class LearnerRank:
 
     def _load(self, gradient_checkpointing: bool = False) -> PolicyModel:
         settings = self.settings
-        return load_policy(
+        policy = load_policy(
             Path(settings.model_dir),
             dtype=settings.dtype,
             chunk=settings.learner.logprob_chunk_tokens,
             gradient_checkpointing=gradient_checkpointing,
             trust_remote_code=settings.trust_remote_code,
-        ).to(self.device)
+        )
+        policy.to(self.device)
+        return policy
 
     def _plan(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
         lengths = [model_tokens(sequence) for sequence in sequences]
@@ -214,17 +202,19 @@ class LearnerRank:
         shares = (micro_batch[self.rank] for micro_batch in self._plan(sequences))
         return [pack([sequences[index] for index in share]).on(self.device) for share in shares]
 
-    @torch.no_grad()
     def _old_logprobs(self, batches: Iterable[PackedBatch]) -> list[torch.Tensor]:
         found = []
         for batch in batches:
-            found.append(self.engine(batch)[0])
+            with torch.no_grad():
+                found.append(self.engine(batch)[0])
             self._note("old_logprobs")
         return found
 
-    @torch.no_grad()
     def _reference_logprobs(self, batch: PackedBatch) -> torch.Tensor | None:
-        return None if self.reference is None else self.reference(batch)[0]
+        if self.reference is None:
+            return None
+        with torch.no_grad():
+            return self.reference(batch)[0]
 
     def _schedule(self) -> float:
         config = self.settings.learner
@@ -281,6 +271,9 @@ class LearnerRank:
 
     def _note(self, phase: str) -> None:
         self.phase = (phase, self.phase[1] + 1, time.monotonic())
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def progress(self) -> dict[str, Any]:
         """What this rank does and for how long it has finished nothing; answered while a batch runs."""
