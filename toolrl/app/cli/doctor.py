@@ -16,9 +16,9 @@ _STYLE = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 @app.command(rich_help_panel=TRADE, epilog=example("toolrl doctor", "toolrl doctor --json"))
 def doctor(as_json: bool = typer.Option(False, "--json", help="As JSON.")) -> None:
-    """Say what this machine can run, and what to do about what is missing.
+    """Say what this machine can run, and what is missing.
 
-    Exit code 0 when the quickstart can run, 1 otherwise.
+    Each component: what was found, what it means, what to do. Exit code 0 when the quickstart can run, 1 otherwise.
     """
     from toolrl.app.doctor import can_run_quickstart, examine
 

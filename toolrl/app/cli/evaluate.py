@@ -28,9 +28,9 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="As JSON."),
     runs_dir: str = RUNS_DIR,
 ) -> None:
-    """Measure accuracy, avg@k, pass@k, tool use and format on held-out tasks, by task family.
+    """Measure a model on held-out tasks.
 
-    A run's trained model, or the one it started from if it has none yet.
+    Accuracy, avg@k, pass@k, tool-call rate, calls per episode, format validity; by task family. A run's trained model, or the one it started from if it has none yet.
     """
     need_engines()
     from toolrl.app import evaluate as evaluation

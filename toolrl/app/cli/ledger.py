@@ -21,9 +21,9 @@ def ledger(
     as_json: bool = typer.Option(False, "--json", help="As JSON."),
     runs_dir: str = RUNS_DIR,
 ) -> None:
-    """Where every sample of a run is: issued = trained + dropped + ready + leased + generating.
+    """Account for every sample of a run.
 
-    Exit code 1 when the account does not balance. Works while the run goes on.
+    At any moment: issued = trained + dropped + ready + leased + generating. Exit code 1 when the account does not balance. Works while the run goes on.
     """
     path = runs.find(run, runs_dir) / "ledger.sqlite"
     if not path.is_file():

@@ -14,7 +14,7 @@ from toolrl.app.cli.app import TRADE, app, example, out
     epilog=example("toolrl presets", "toolrl presets quickstart-cpu > my-run.yaml"),
 )
 def presets(name: str = typer.Argument(None, metavar="[NAME]", help="Print this preset's file.")) -> None:
-    """List the presets, or print one to start a config of your own from."""
+    """List the presets, or print one to start from."""
     if name:
         print(preset_files.text(name), end="")
         return

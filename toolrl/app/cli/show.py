@@ -31,9 +31,9 @@ def show(
     outcome: str = typer.Option(None, "--outcome", help="Only with this outcome, e.g. answered."),
     runs_dir: str = RUNS_DIR,
 ) -> None:
-    """Read what the policy wrote at a step, from the best reward to the worst.
+    """Read what the policy wrote at a step.
 
-    Turn by turn: the policy's text with its mean log-probability, the tools' results, rewards, outcome and staleness.
+    From the best reward to the worst, turn by turn: the policy's text with its mean log-probability, the tools' results, rewards, outcome and staleness.
     """
     from toolrl import trajectory_parquet
 

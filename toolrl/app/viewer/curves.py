@@ -33,7 +33,7 @@ def plot_curves(run_dir: str | Path) -> Path | None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no pyplot: no global state, no display
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 9), layout="constrained")
+    figure = Figure(figsize=(13, 9))
     FigureCanvasAgg(figure)
     panels = [panel for panel in _PANELS if any(name in row for row in rows for name in panel[1])]
     columns = 3
@@ -44,7 +44,8 @@ def plot_curves(run_dir: str | Path) -> Path | None:
         _panel(axes, rows, title, names, limits)
     if panels and panels[0][0] == "reward":
         _spread_and_evaluations(grid.flat[0], rows, read_evaluations(run_dir))
-    figure.suptitle(Path(run_dir).resolve().name, x=0.01, ha="left")
+    figure.suptitle(Path(run_dir).resolve().name, x=0.04, ha="left")
+    figure.subplots_adjust(left=0.04, right=0.985, bottom=0.06, top=0.92, wspace=0.16, hspace=0.38)
     target = Path(run_dir) / FILE
     figure.savefig(target, dpi=110)
     return target

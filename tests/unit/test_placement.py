@@ -1,0 +1,84 @@
+"""What a config needs, and what is said where a machine lacks it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from toolrl import placement, presets
+from toolrl.errors import ConfigError
+from toolrl.placement import PlacementError
+
+LAPTOP = {"CPU": 2.0, "GPU": 0.0}
+NODE = {"CPU": 64.0, "GPU": 8.0}
+
+
+def test_the_quickstart_fits_two_cores_and_no_gpu() -> None:
+    plan = placement.plan(presets.load("quickstart-cpu"), LAPTOP)
+    assert plan.total() == {"CPU": 2.0, "GPU": 0.0, "sandbox": 0.0}
+    assert {part.name for part in plan.parts} >= {"rollout worker", "learner rank", "replay buffer", "interpreter pool"}
+    assert plan.memory_gib < 8
+
+
+def test_math_4b_takes_eight_gpus_and_half_of_them_learn() -> None:
+    plan = placement.plan(presets.load("math-4b"), NODE)
+    assert plan.total()["GPU"] == 8.0
+    assert [part.count * part.gpus for part in plan.parts if part.name == "learner rank"] == [4.0]
+
+
+def test_colocated_engine_and_learner_share_one_gpu() -> None:
+    assert placement.plan(presets.load("single-gpu-1.5b"), {"CPU": 8, "GPU": 1}).total()["GPU"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "available", "told"),
+    [
+        (
+            "quickstart-cpu",
+            ["rollout.workers=4"],
+            LAPTOP,
+            "CPU: needs 5 (4 × rollout worker, 1 × learner rank), there are 2",
+        ),
+        ("quickstart-cpu", [], {"CPU": 1}, "there is 1"),
+        ("math-4b", [], {"CPU": 64, "GPU": 4}, "GPU: needs 8 (4 × rollout worker, 4 × learner rank), there are 4"),
+        ("single-gpu-1.5b", [], LAPTOP, "GPU: needs 1"),
+        ("quickstart-cpu", ["placement.sandbox=hosts"], {"CPU": 8}, "sandbox: needs 1 (1 × sandbox host), there are 0"),
+    ],
+)
+def test_a_missing_resource_is_named_at_once(
+    preset: str, overrides: list[str], available: dict[str, float], told: str
+) -> None:
+    config = presets.load(preset, overrides)
+    started = time.monotonic()
+    with pytest.raises(PlacementError) as caught:
+        placement.plan(config, available)
+    assert told in str(caught.value)
+    assert time.monotonic() - started < 1.0
+
+
+def test_every_missing_resource_is_named() -> None:
+    with pytest.raises(PlacementError) as caught:
+        placement.plan(presets.load("math-4b", ["placement.sandbox=hosts"]), {"CPU": 1})
+    assert all(f"- {name}: needs" in str(caught.value) for name in ("CPU", "GPU", "sandbox"))
+
+
+def test_auto_takes_gpus_where_there_are_any_and_is_checked_again_where_there_are_none() -> None:
+    config = presets.load("math-4b", ["placement.device=auto"])
+    assert placement.plan(config, NODE).device == "cuda"
+    with pytest.raises(ConfigError, match="set float32"):  # bfloat16 is refused on the CPU that auto came to
+        placement.plan(config, {"CPU": 64})
+
+
+def test_the_zero_stage_splits_what_a_rank_keeps() -> None:
+    needs = []
+    for stage in range(4):
+        plan = placement.needed(presets.load("math-4b", [f"learner.zero_stage={stage}"]), "cuda")
+        needs.append(next(part.gpu_memory for part in plan.parts if part.name == "learner rank"))
+    gib = [int(words.split()[1]) for words in needs]
+    assert gib == sorted(gib, reverse=True) and gib[0] > gib[3]
+
+
+def test_a_policy_without_python_needs_no_interpreter() -> None:
+    plan = placement.needed(presets.load("quickstart-cpu", ["tools=[calculator]"]), "cpu")
+    assert "interpreter pool" not in {part.name for part in plan.parts}
