@@ -9,8 +9,14 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from typing import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Entered(NamedTuple):
+    identity: tuple[int, int]  # device, inode
+    folders: list[str]  # still to be removed
 
 
 class NotOurs(Exception):
@@ -51,28 +57,41 @@ class OwnedDirectory:
             os.close(above)
 
     def _remove_below(self, top: int) -> None:
-        """Flattens: what a folder holds moves to the top, then the folder, empty, goes. Two descriptors at most."""
-        token, moved = os.urandom(8).hex(), 0
-        names = os.listdir(top)
-        while names:
-            name = names.pop()
-            entry = os.lstat(name, dir_fd=top)
-            if not stat.S_ISDIR(entry.st_mode):
-                os.unlink(name, dir_fd=top)
-                continue
-            if entry.st_dev != self._identity[0]:
-                raise NotOurs(f"{name!r} in {self.path} is a mount of another file system")
-            os.chmod(name, 0o700, dir_fd=top)
-            folder = os.open(name, _FOLDER, dir_fd=top)
-            try:
-                for inner in os.listdir(folder):
-                    if not stat.S_ISDIR(os.lstat(inner, dir_fd=folder).st_mode):
-                        os.unlink(inner, dir_fd=folder)
-                        continue
-                    os.chmod(inner, 0o700, dir_fd=folder)  # its `..` is about to change
-                    names.append(f"{token}-{moved}")
-                    os.rename(inner, names[-1], src_dir_fd=folder, dst_dir_fd=top)
-                    moved += 1
-            finally:
-                os.close(folder)
-            os.rmdir(name, dir_fd=top)
+        """Goes down into the last folder there is and, where there is none, back up to remove the one it came from."""
+        here, trail = os.dup(top), [self._enter(top)]
+        try:
+            while trail[0].folders or len(trail) > 1:
+                if trail[-1].folders:
+                    name = trail[-1].folders[-1]
+                    os.chmod(name, 0o700, dir_fd=here)
+                    here = _step(here, name)
+                    trail.append(self._enter(here))
+                else:
+                    trail.pop()
+                    here = _step(here, "..")
+                    above = os.fstat(here)
+                    if (above.st_dev, above.st_ino) != trail[-1].identity:
+                        raise NotOurs(f"a folder below {self.path} was moved while it was removed")
+                    os.rmdir(trail[-1].folders.pop(), dir_fd=here)
+        finally:
+            os.close(here)
+
+    def _enter(self, folder: int) -> _Entered:
+        """Remove what is no folder from an open folder of ours."""
+        here = os.fstat(folder)
+        if here.st_dev != self._identity[0]:
+            raise NotOurs(f"a folder below {self.path} is a mount of another file system")
+        entered = _Entered((here.st_dev, here.st_ino), [])
+        for name in os.listdir(folder):
+            if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                entered.folders.append(name)
+            else:
+                os.unlink(name, dir_fd=folder)
+        return entered
+
+
+def _step(folder: int, name: str) -> int:
+    """Open `name` in place of `folder`."""
+    there = os.open(name, _FOLDER, dir_fd=folder)
+    os.close(folder)
+    return there

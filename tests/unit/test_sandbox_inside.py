@@ -91,7 +91,7 @@ def test_the_last_expression_is_echoed_and_kept_as_underscore():
 
 def test_the_traceback_holds_the_users_frames_only():
     error = run("def f():\n    return 1 / 0\nf()").error
-    assert error.startswith("Traceback (most recent call last):\n  File \"<cell 1>\", line 3, in <module>\n    f()\n")
+    assert error.startswith('Traceback (most recent call last):\n  File "<cell 1>", line 3, in <module>\n    f()\n')
     assert "in f\n    return 1 / 0" in error and error.endswith("ZeroDivisionError: division by zero\n")
     assert "cell.py" not in error
 
@@ -134,7 +134,9 @@ def test_a_long_value_is_cut_in_the_middle_with_a_note():
     assert len(value) < 200 and value.startswith("'aa") and value.endswith("az'") and "omitted" in value
 
 
-@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", ".", "a\0b", "x" * 300, "/".join("a" * 40)])
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", ".", "a\0b", "x" * 300, "/".join("a" * 40)]
+)
 def test_names_outside_the_work_folder_are_refused(name, tmp_path):
     with pytest.raises(files.FileRefused):
         files.put(str(tmp_path), name, b"x")
