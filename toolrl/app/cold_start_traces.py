@@ -51,7 +51,7 @@ class TraceMaker:
         settings = self.config.cold_start
         tasks = [self.source.task(FIRST_TASK + index) for index in range(settings.traces)]
         plans = [plan(task, settings, self.config.seed, index) for index, task in enumerate(tasks)]
-        lanes = max(1, min(self.config.sandbox.max_sessions, self.config.rollout.concurrency, settings.traces))
+        lanes = max(1, min(self.config.sandbox.min_sessions, settings.traces))  # as many as the pool keeps warm
         async with asyncio.TaskGroup() as group:
             work = [
                 group.create_task(self._lane(lane, interpreter, tasks[lane::lanes], plans[lane::lanes], lanes))
