@@ -150,8 +150,8 @@ class Transaction:
 @contextmanager
 def transaction(db: sqlite3.Connection, settings: ReplaySettings, now: float) -> Iterator[Transaction]:
     """All or nothing: commits at the end, rolls back on any exception."""
-    db.execute("BEGIN IMMEDIATE")
     try:
+        db.execute("BEGIN IMMEDIATE")
         yield Transaction(db, settings, now)
         db.execute("COMMIT")
     except BaseException:
