@@ -11,6 +11,10 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from toolrl.conversation import ChatFormat, TemplateRefused
+
+DOCS = Path(__file__).parents[2] / "docs" / "chat-templates.md"
+
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -22,7 +26,7 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]
 _SPECIAL = re.compile(
-    r"<[|｜][^<>|｜\s'\"{}]+[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<(?:start|end)_of_\w+>|</?(?:think|tool_call|tool_response)>"
+    r"<[|｜][^<>|｜\s'\"{}]+[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<\|\"\|>|<(?:start|end)_of_\w+>|</s>|</?(?:think|tool_call|tool_response)>"
 )
 # End-of-text tokens as the model families have them, the first that the template mentions; else a token of its own.
 _EOS = [
@@ -33,6 +37,7 @@ _EOS = [
     "<｜end▁of▁sentence｜>",
     "<|eot|>",
     "<end_of_utterance>",
+    "</s>",
 ]
 # How Llama 3, Qwen and most others since split text before BPE.
 _WORDS = (
@@ -80,3 +85,38 @@ def tokenizer_for(template: str) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<bos>", eos_token=eos)
     tokenizer.chat_template = template
     return tokenizer
+
+
+def table() -> str:
+    """What each template does, as a Markdown table."""
+    heads = ["template", "verdict", "calls", "results", "thinking", "a turn ends with", "remarks"]
+    return "\n".join([_row(heads), "|---" * len(heads) + "|", *(_row(_cells(*item)) for item in templates().items())])
+
+
+def _cells(name: str, template: str) -> list[str]:
+    try:
+        chat = ChatFormat(tokenizer_for(template), tools=TOOLS, on_rewritten_history="split")
+    except TemplateRefused as error:
+        return [name, "refused", "", "", "", "", str(error)]
+    how, ends = chat.checked.dialect, chat.checked.deltas.ends
+    calls = {"native": "template's" if how.parallel else "template's, one a turn", "text": "in the text"}[how.calls]
+    results = {"tool": "tool messages", "user": "user messages"}[how.results]
+    field = "in the text" if how.thinking == "inline" else f"`{how.thinking}`"
+    thinking = {"optional": field, "opened": f"{field}, opened by the prompt", "closed": "ruled out by the prompt"}
+    stops = " ".join(dict.fromkeys([ends.call, ends.answer]))
+    return [name, chat.verdict, calls, results, thinking[chat.checked.thinking], stops, chat.reason]
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+
+
+def write_table(page: Path) -> None:
+    """Puts the table into the page, in the place of the one that stands there."""
+    text = page.read_text()
+    start, end = text.index("| template |"), text.rindex("|\n")
+    page.write_text(text[:start] + table() + text[end + 1 :])
+
+
+if __name__ == "__main__":
+    write_table(DOCS)

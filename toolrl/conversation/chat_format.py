@@ -132,8 +132,11 @@ class ChatFormat:
 
     def assistant_ids(self, content: str, calls: Sequence[ToolCall] = (), reasoning: str = "") -> list[int]:
         """What a policy samples that writes this message perfectly, its end token included."""
-        prompt = self._template.render([_GO], self._dialect, generation=True)
-        return turn_ids(self._encoder, prompt, self._turn_text(prompt, content, calls, reasoning))
+        written = list(calls) if self._dialect.calls == "native" else []
+        if calls and not written:
+            content = "\n".join(part for part in (content, (self._parser or Hermes()).render(calls)) if part)
+        message = assistant_message(content, written, reasoning)
+        return turn_ids(self._encoder, *self._deltas.turn_text(message, [(call.name, call.id) for call in calls]))
 
     def split_prompt_ids(self, messages: Sequence[Message], turns: Sequence[Turn]) -> list[int]:
         """The prompt of the next segment, for verdict `split`: the template's own render of all that was said."""
@@ -172,24 +175,6 @@ class ChatFormat:
             messages = _with_tools(messages, self._template.tools, self._parser.instructions)
         return self._template.render(messages, self._dialect, generation=True)
 
-    def _turn_text(self, prompt: str, content: str, calls: Sequence[ToolCall], reasoning: str) -> str:
-        ends = self._deltas.ends
-        written = list(calls) if self._dialect.calls == "native" else []
-        if calls and not written:
-            content = "\n".join(part for part in (content, (self._parser or Hermes()).render(calls)) if part)
-        message = assistant_message(content, written, reasoning)
-        if not calls:
-            whole = self._template.render([_GO, message], self._dialect, generation=False)
-            text, end = whole.removesuffix(ends.answer_rest), ends.answer_tail
-        else:
-            replies = [(call.name, call.id) for call in calls]
-            results = [tool_message(call.id, call.name, "x") for call in calls]
-            whole = self._template.render([_GO, message, *results], self._dialect, generation=True)
-            text, end = whole.removesuffix(self._deltas.text(replies, ["x"] * len(replies))), ""
-        if not whole.startswith(prompt):
-            raise TemplateRefused(f"the template does not render this turn after its generation prompt: {whole[:80]!r}")
-        return text[len(prompt) :] + end
-
     def _delta_ids(self, replies: Sequence[tuple[str, str]], texts: list[str]) -> tuple[list[int], list[str]]:
         """The delta's ids, and the texts in it: without what would have become a control token."""
         ids = self._encode_delta(replies, texts)
@@ -221,9 +206,6 @@ class ChatFormat:
                 return ids, shown
             room -= len(ids) - budget
         return empty, [""] * len(texts)
-
-
-_GO: Message = {"role": "user", "content": "go"}
 
 
 def _share(sizes: Sequence[int], room: int) -> int:

@@ -59,6 +59,21 @@ class Deltas:
             filled += [pieces.transform(text), fixed]
         return "".join(filled)
 
+    def turn_text(self, message: Message, replies: Sequence[tuple[str, str]]) -> tuple[str, str]:
+        """A generation prompt, and the text that a policy samples after it to write this message, end token included."""
+        go: Message = {"role": "user", "content": "go"}
+        prompt = self._template.render([go], self._dialect, generation=True)
+        if replies:
+            results = [tool_message(call_id, name, "x") for name, call_id in replies]
+            whole = self._template.render([go, message, *results], self._dialect, generation=True)
+            text = whole.removesuffix(self.text(replies, ["x"] * len(replies)))
+        else:
+            whole = self._template.render([go, message], self._dialect, generation=False)
+            text = whole.removesuffix(self.ends.answer_rest) + self.ends.answer_tail
+        if not whole.startswith(prompt):
+            raise TemplateRefused(f"the template does not keep its generation prompt: {_tail(prompt)!r}")
+        return prompt, text[len(prompt) :]
+
     def _rendered(self, replies: Sequence[tuple[str, str]], texts: Sequence[str]) -> str:
         """The delta, rendered by the template."""
         messages = stand_in(self._dialect, replies)
@@ -88,6 +103,10 @@ class Deltas:
     def _agrees(self, replies: tuple[tuple[str, str], ...], pieces: Pieces, text: str) -> bool:
         assert pieces.fixed is not None
         return self._rendered(replies, [text] * len(replies)) == pieces.transform(text).join(pieces.fixed)
+
+
+def _tail(text: str) -> str:
+    return text[-40:]
 
 
 def _json(text: str) -> str:

@@ -53,7 +53,7 @@ def examine(template: Template, encoder: Encoder, parser: Parser | None) -> Chec
     tried: list[Checked] = []
     for dialect in _dialects(template, parser):
         checked = _examine_dialect(template, encoder, dialect, parser)
-        if not checked.broken and not checked.rewrites:
+        if checked.exact or (dialect.calls == "native" and not checked.broken and not checked.rewrites):
             return replace(checked, notes=checked.notes + _departures(checked.dialect, tried))
         tried.append(checked)
     best = next((checked for checked in tried if not checked.broken), tried[0])
@@ -222,7 +222,8 @@ class _Walk:
             return [], f"after turn {turn} {_difference(seen, whole)}"
         delta = self._deltas.text(step.replies, step.results)
         if not whole.endswith(delta):
-            return [], f"what follows the calls of turn {turn} is not what follows them elsewhere"
+            called = whole.rfind(f"Code{turn}")
+            return [], f"after turn {turn} {_difference(delta, whole[called:].partition(self._deltas.ends.call)[2])}"
         sampled = whole[len(seen) : len(whole) - len(delta)]
         if step.thought and step.thought not in sampled:
             beside = "" if self._dialect.text_beside_calls else " (all text beside calls is)"
@@ -231,6 +232,9 @@ class _Walk:
             return [], f"turn {turn} does not end in {self._deltas.ends.call}"
         if self._parser and self._dialect.calls == "native" and not self._readable(sampled, step):
             raise Lost(f"the parser {self._parser.name} does not read the template's own calls")
+        _, alone = self._deltas.turn_text(step.message, step.replies)
+        if sampled != alone:
+            return [], f"after turn {turn - 1} {_difference(alone, sampled)}"
         ids = turn_ids(self._encoder, seen, sampled)
         return ids + self._encoder.encode_after(self._deltas.ends.call, delta), ""
 

@@ -1,4 +1,4 @@
-"""The conversations a chat template is examined with. Every piece has a word of its own: what is left out can be named."""
+"""The conversations a chat template is examined with. Each piece has a word of its own: what is left out can be named."""
 
 from __future__ import annotations
 
