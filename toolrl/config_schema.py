@@ -24,9 +24,13 @@ def dotted(path: Path) -> str:
     return ".".join(str(part) for part in path)
 
 
-@functools.cache
 def fields_of(schema: Any) -> dict[str, Any]:
     """Field name -> type of a dataclass."""
+    return _fields_of(schema)
+
+
+@functools.cache
+def _fields_of(schema: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(schema)
     return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
 

@@ -15,12 +15,12 @@ from toolrl.app.cli.app import Options, app, err
 from toolrl.errors import UserError
 
 # Imported for their commands, in the order in which `--help` lists them.
-from toolrl.app.cli import train, evaluate  # isort: skip
+from toolrl.app.cli import train, evaluate, cold_start  # isort: skip
 from toolrl.app.cli import show, ledger  # isort: skip
 from toolrl.app.cli import presets, config, doctor, sandbox, bench  # isort: skip
 
 __all__ = ["app", "main"]
-_COMMANDS = (train, evaluate, show, ledger, presets, config, doctor, sandbox, bench)
+_COMMANDS = (train, evaluate, cold_start, show, ledger, presets, config, doctor, sandbox, bench)
 
 
 def _version(wanted: bool) -> None:

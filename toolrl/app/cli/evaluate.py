@@ -30,7 +30,8 @@ def evaluate(
 ) -> None:
     """Measure a model on held-out tasks.
 
-    Accuracy, avg@k, pass@k, tool-call rate, calls per episode, format validity; by task family. A run's trained model, or the one it started from if it has none yet.
+    Accuracy, avg@k, pass@k, tool-call rate, calls per episode, format validity; by task family.
+    A run's trained model, or the one it started from if it has none yet.
     """
     need_engines()
     from toolrl.app import evaluate as evaluation

@@ -23,7 +23,8 @@ def ledger(
 ) -> None:
     """Account for every sample of a run.
 
-    At any moment: issued = trained + dropped + ready + leased + generating. Exit code 1 when the account does not balance. Works while the run goes on.
+    At any moment: issued = trained + dropped + ready + leased + generating.
+    Exit code 1 when the account does not balance. Works while the run goes on.
     """
     path = runs.find(run, runs_dir) / "ledger.sqlite"
     if not path.is_file():

@@ -33,7 +33,8 @@ def show(
 ) -> None:
     """Read what the policy wrote at a step.
 
-    From the best reward to the worst, turn by turn: the policy's text with its mean log-probability, the tools' results, rewards, outcome and staleness.
+    From the best reward to the worst, turn by turn: the policy's text with
+    its mean log-probability, the tools' results, rewards, outcome and staleness.
     """
     from toolrl import trajectory_parquet
 

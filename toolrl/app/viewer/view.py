@@ -27,7 +27,6 @@ from toolrl.ledger import Ledger
 from toolrl.monitors.metrics_log import MetricsLog, read_metrics
 from toolrl.trajectory import Trajectory
 
-_COLD_START_LINES = 50  # steps of a cold start from one log line to the next
 _RECENT = 10  # steps that the time left is estimated from
 
 
@@ -70,15 +69,6 @@ class View:
         """Something that happened: a checkpoint, a worker replaced, an alarm."""
         self.seen.notes.append(text)
         if self._live is None:
-            self._print(text)
-
-    def cold_start_step(self, step: int, loss: float) -> None:
-        """A step of the supervised start."""
-        steps = self.config.cold_start.steps
-        text = f"cold start, step {step}/{steps}, loss {loss:.3f}"
-        if self._live is not None:
-            self.seen.stage = text  # its clock runs on
-        elif step == 1 or step % _COLD_START_LINES == 0 or step == steps:
             self._print(text)
 
     def step(self, step: int, version: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
