@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.engine import EngineDied, EngineError, Generated
-from toolrl.answers import answer_of
+from toolrl.answers import How, answer_of
 from toolrl.config import RolloutConfig
-from toolrl.conversation import ChatFormat
+from toolrl.conversation import ChatFormat, ObservationTooLong
 from toolrl.rewards import RewardPipeline
 from toolrl.tasks import Task
 from toolrl.toolcalls import Parsed, Parser
@@ -78,7 +78,7 @@ class EpisodeRunner:
         config: RolloutConfig,
         *,
         tokenizer: Any,
-        answer: AnswerForm,
+        answer: How,
     ) -> None:
         self.engine = engine
         self.chat = chat
@@ -224,18 +224,20 @@ class EpisodeRunner:
         ]
         _add(trajectory.timings, "tool_s", time.monotonic() - started)
         _add(trajectory.timings, "tool_queue_s", sum(result.queue_s for result in results))
-        used = len(trajectory.token_ids)
-        room, limit = self._room(len(trajectory.prompt_ids), used, turn_tokens=False)
-        token_ids = await self._observe(turn, results, min(self.config.max_observation_tokens, room))
-        if len(token_ids) >= room:  # not even a shortened observation leaves room for an answer
+        room, limit = self._room(len(trajectory.prompt_ids), len(trajectory.token_ids), turn_tokens=False)
+        budget = min(self.config.max_observation_tokens, room - 1)  # one token at least is left for an answer
+        try:
+            token_ids = await self._observe(turn, results, budget)
+        except ObservationTooLong:  # not even an empty observation fits
             trajectory.outcome, trajectory.limit, token_ids = Outcome.LENGTH, limit, []
         trajectory.turns.append(Turn(kind="tool", token_ids=token_ids, results=results))
 
     async def _observe(self, turn: Turn, results: list[ToolResult], budget: int) -> list[int]:
+        cut = self.config.truncate_observation
         # Tokenising a long text takes milliseconds: it leaves the event loop to the other episodes.
         if sum(len(result.text) for result in results) > 4096:
-            return await asyncio.to_thread(self.chat.observation_ids, turn, results, budget)
-        return self.chat.observation_ids(turn, results, budget)
+            return await asyncio.to_thread(self.chat.observation_ids, turn, results, budget, cut)
+        return self.chat.observation_ids(turn, results, budget, cut)
 
     async def _score(self, trajectory: Trajectory, task: Task) -> None:
         started = time.monotonic()
@@ -245,4 +247,3 @@ class EpisodeRunner:
 
 def _add(timings: dict[str, float], name: str, seconds: float) -> None:
     timings[name] = timings.get(name, 0.0) + seconds
-

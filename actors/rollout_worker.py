@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import time
+from functools import partial
 from typing import Any
 
 import ray
@@ -21,7 +22,6 @@ import ray
 from actors.engine import Engine, EngineDied
 from actors.episode import EpisodeRunner, Seat
 from actors.replay import Entry, Ticket
-from actors.vllm_toolcalls import vllm_parser_factory
 from actors.weights import Publication, WeightReceiver
 from sandbox import SandboxConfig, SandboxPool
 from toolrl import tasks, toolcalls
@@ -52,6 +52,7 @@ def sandbox_config(config: RunConfig) -> SandboxConfig:
         memory_mib=wanted.memory_mib,
         max_output_bytes=wanted.max_output_bytes,
         preimport=tuple(wanted.preimport),
+        run=config.name,
     )
 
 
@@ -93,15 +94,20 @@ class RolloutWorker:
         self.sandbox = await self._stack.enter_async_context(SandboxPool(sandbox_config(config)))
         checker = await self._stack.enter_async_context(AnswerChecker(config.tasks))
         self.toolbox = Toolbox.build(config.tools, interpreter=self.sandbox, seed=config.seed)
-        self.parser = toolcalls.get(config.rollout.parser, external=vllm_parser_factory(tokenizer, self.toolbox.schemas))
+        self.parser = toolcalls.get(
+            config.rollout.parser, external=partial(_vllm_parser, tokenizer, self.toolbox.schemas)
+        )
         self.chat = ChatFormat(
             tokenizer,
             tools=self.toolbox.schemas,
             chat_template=config.model.chat_template,
             template_options=config.model.template_options,
             on_rewritten_history=config.model.on_rewritten_history,
+            parser=self.parser,
         )
-        self.tasks = tasks.build(config.tasks, config.seed)
+        self.tasks = await asyncio.to_thread(tasks.build, config.tasks, config.seed)
+        for verifier in self.tasks.verifiers:  # a wrong import path is found now, not at the first answer
+            await checker.load(verifier)
         self.episodes = EpisodeRunner(
             self.engine,
             self.chat,
@@ -111,10 +117,14 @@ class RolloutWorker:
             config.rollout,
             tokenizer=tokenizer,
             answer=config.tasks.answer,
-            seed=config.seed,
         )
         self._background = [asyncio.create_task(self._measure_loop_lag())]
-        return {"worker": self.name, "start_s": time.monotonic() - started, "sandbox": self.sandbox.backend, "pid": os.getpid()}
+        return {
+            "worker": self.name,
+            "start_s": time.monotonic() - started,
+            "sandbox": self.sandbox.stats().backend,
+            "pid": os.getpid(),
+        }
 
     # The flow of tickets -------------------------------------------------------------------------------------------
 
@@ -199,7 +209,7 @@ class RolloutWorker:
 
     async def evaluate(self, indices: list[int], samples: int, temperature: float) -> list[bytes]:
         """Plays held-out tasks `indices`, `samples` times each; returns encoded trajectories."""
-        held_out = self.tasks.held_out()
+        held_out = await asyncio.to_thread(self.tasks.held_out)
         gate = asyncio.Semaphore(self.config.rollout.concurrency)
 
         async def one(index: int, sample: int) -> bytes:
@@ -218,7 +228,7 @@ class RolloutWorker:
             "finished_episodes": self.finished_episodes,
             "sampled_tokens": self.sampled_tokens,
             "loop_lag_s": self.loop_lag_s,
-            "sandbox": self.sandbox.stats(),
+            "sandbox": vars(self.sandbox.stats()),
         }
 
     async def checksums(self) -> list[dict[str, str]]:
@@ -235,6 +245,12 @@ class RolloutWorker:
         for task in self._background:
             task.cancel()
         await self._stack.aclose()
+
+
+def _vllm_parser(tokenizer: Any, schemas: list[dict[str, Any]], name: str) -> toolcalls.Parser:
+    from actors.vllm_toolcalls import vllm_parser_factory
+
+    return vllm_parser_factory(tokenizer, schemas)(name)
 
 
 def _failed(task: Task, seat: Seat, error: Exception) -> Trajectory:

@@ -116,7 +116,9 @@ class WorkerPool:
     async def _replace(self, name: str, error: BaseException) -> None:
         member = self.members[name]
         if member.restarts >= MAX_RESTARTS:
-            raise WorkersLost(f"rollout worker {name} died {member.restarts + 1} times; the last time: {error}") from error
+            raise WorkersLost(
+                f"rollout worker {name} died {member.restarts + 1} times; the last time: {error}"
+            ) from error
         log.warning("rollout worker %s died (%s): replaced", name, type(error).__name__)
         self.channel.leave(name)
         await self.buffer.release_worker.remote(name)

@@ -16,7 +16,8 @@ from typing import Any
 import ray
 
 from actors.learner_group import LearnerGroup
-from actors.replay import start_replay_buffer
+from actors.replay import ReplaySettings
+from actors.replay import actor as replay
 from actors.worker_pool import WorkerPool
 from toolrl import placement
 from toolrl.app.run_folder import RunFolder
@@ -67,23 +68,25 @@ async def start_parts(config: RunConfig, folder: RunFolder) -> AsyncIterator[Par
         stack.callback(ray.shutdown)
         available = ray.cluster_resources()
         on_gpu = placement.plan(config, available).device == "cuda"
-        buffer = start_replay_buffer(config, folder.ledger)
+        name = f"{config.name}/replay"
+        buffer = await asyncio.to_thread(replay.start, name, folder.ledger, ReplaySettings.of(config))
+        stack.callback(replay.stop, name)
         learner, workers = await _both(
             LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu),
             WorkerPool.start(config, str(folder.model), buffer, on_gpu=on_gpu),
         )
-        stack.push_async_callback(learner.stop)
+        stack.callback(learner.stop)
         stack.push_async_callback(workers.stop)
         yield Parts(config, folder, on_gpu, buffer, learner, workers)
 
 
 async def _both(learner: Any, workers: Any) -> tuple[LearnerGroup, WorkerPool]:
     """Starts both; when one fails the other is stopped and the failure is raised."""
-    started = await asyncio.gather(learner, workers, return_exceptions=True)
-    failed = [each for each in started if isinstance(each, BaseException)]
-    if failed:
-        for each in started:
-            if not isinstance(each, BaseException):
-                await each.stop()
-        raise failed[0]
-    return started[0], started[1]  # type: ignore[return-value]
+    ranks, pool = await asyncio.gather(learner, workers, return_exceptions=True)
+    if not isinstance(ranks, BaseException) and not isinstance(pool, BaseException):
+        return ranks, pool
+    if isinstance(ranks, LearnerGroup):
+        ranks.stop()
+    if isinstance(pool, WorkerPool):
+        await pool.stop()
+    raise next(each for each in (ranks, pool) if isinstance(each, BaseException))

@@ -79,7 +79,9 @@ async def _train(config: RunConfig, folder: RunFolder, view: View, resume: bool)
         await parts.learner.export(str(folder.final))
         view.finish(progress.evaluations, await parts.buffer.ledger.remote())
     if progress.trained == 0 and done_before < config.loop.steps:
-        raise NothingTrained(f"run {config.name} trained nothing; `toolrl ledger {config.name}` says where its samples went")
+        raise NothingTrained(
+            f"run {config.name} trained nothing; `toolrl ledger {config.name}` says where its samples went"
+        )
 
 
 async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
@@ -160,7 +162,8 @@ async def learn(parts: Parts, groups: list[list[Trajectory]]) -> dict[str, float
 
 async def publish_weights(parts: Parts, progress: Progress, version: int, view: View) -> None:
     """Learner to every engine, then to the buffer, which hands out tickets by version."""
-    delivery = await parts.workers.publish(await parts.learner.publish(version))
+    publication = await parts.learner.publish(version, checksum=parts.config.weights.checksum)
+    delivery = await parts.workers.publish(publication)
     for worker, why in delivery.behind.items():
         view.note(f"{worker} is behind weights {version}: {why}")
     progress.version = version
