@@ -26,7 +26,7 @@ class Ends:
     """The control tokens that end policy turns."""
 
     call: str  # after a turn with calls: what the delta follows
-    call_tail: str  # what stands between a call's last argument (or the content) and that token's end, token included
+    calls_hold: int  # how many of it stand after a call's last argument (or the content)
     answer: str  # after a final answer
     answer_tail: str  # what stands between its content and that token's end
     answer_rest: str  # what a render that ends with the answer holds after its content
@@ -71,7 +71,10 @@ class Deltas:
             whole = self._template.render([go, message], self._dialect, generation=False)
             text = whole.removesuffix(self.ends.answer_rest) + self.ends.answer_tail
         if not whole.startswith(prompt):
-            raise TemplateRefused(f"the template does not keep its generation prompt: {_tail(prompt)!r}")
+            raise TemplateRefused(
+                f"the template does not keep its generation prompt {prompt[-40:]!r} before such a turn (one that it "
+                "has made to think needs its reasoning)"
+            )
         return prompt, text[len(prompt) :]
 
     def _rendered(self, replies: Sequence[tuple[str, str]], texts: Sequence[str]) -> str:
@@ -79,11 +82,12 @@ class Deltas:
         messages = stand_in(self._dialect, replies)
         results = [tool_message(call_id, name, text) for (name, call_id), text in zip(replies, texts, strict=True)]
         whole = self._template.render([*messages, *results], self._dialect, generation=True)
-        mark = whole.rfind(MARK + "end")
-        tail = MARK + "end" + self.ends.call_tail
-        if mark < 0 or not whole.startswith(tail, mark):
-            raise TemplateRefused("the end of a policy turn depends on what follows it")
-        return whole[mark + len(tail) :]
+        rest = _after_mark(whole, "calls")
+        for _ in range(self.ends.calls_hold):
+            _, end, rest = rest.partition(self.ends.call)
+            if not end:
+                raise TemplateRefused("the end of a policy turn depends on what follows it")
+        return rest
 
     def _learn_pieces(self, replies: tuple[tuple[str, str], ...]) -> Pieces:
         for transform in (str, str.strip, _json):
@@ -103,10 +107,6 @@ class Deltas:
     def _agrees(self, replies: tuple[tuple[str, str], ...], pieces: Pieces, text: str) -> bool:
         assert pieces.fixed is not None
         return self._rendered(replies, [text] * len(replies)) == pieces.transform(text).join(pieces.fixed)
-
-
-def _tail(text: str) -> str:
-    return text[-40:]
 
 
 def _json(text: str) -> str:
@@ -150,7 +150,7 @@ def _learn_ends(template: Template, dialect: Dialect, encoder: Encoder) -> Ends:
     if not preferred:
         raise TemplateRefused("no control token ends a turn with a call, so nothing tells where the policy stops")
     call, _, end = preferred[-1]
-    return Ends(call=call, call_tail=replied[:end], answer=answer, answer_tail=answer_tail, answer_rest=alone)
+    return Ends(call=call, calls_hold=replied[:end].count(call), answer=answer, answer_tail=answer_tail, answer_rest=alone)
 
 
 def _answer_end(alone: str, followed: str, eos: str, encoder: Encoder) -> tuple[tuple[str, int, int], bool]:
