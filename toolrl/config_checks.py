@@ -219,12 +219,30 @@ def staleness(config: RunConfig) -> Iterator[Problem]:
         yield Problem("rollout.workers", message, config.rollout.workers, warning=True)
 
 
-def regularizer_weights(config: RunConfig) -> Iterator[Problem]:
-    """A regulariser without a weight would be silent about how strong it is."""
-    for index, part in enumerate(config.algorithm.regularizers):
-        if "weight" not in part.options:
-            key = f"algorithm.regularizers.{index}.options.weight"
-            yield Problem(key, f"{part.name} needs its weight, e.g. 0.001", has_value=False)
+def part_options(config: RunConfig) -> Iterator[Problem]:
+    """Options that a part does not take, and those it cannot do without."""
+    a = config.algorithm
+    parts = [
+        ("algorithm.advantage", "advantage", a.advantage),
+        ("algorithm.policy_loss", "policy loss", a.policy_loss),
+        *((f"algorithm.regularizers.{i}", "regulariser", part) for i, part in enumerate(a.regularizers)),
+        *((f"rewards.components.{i}", "reward", part) for i, part in enumerate(config.rewards.components)),
+    ]
+    if a.correction is not None:
+        parts.append(("algorithm.correction", "correction", a.correction))
+    for key, kind, part in parts:
+        found = registered_names.options(kind, part.name)
+        if found is None:
+            continue
+        taken, required = found
+        if kind == "regulariser":  # its weight is the learner's; without one nobody would know how strong it is
+            taken, required = taken | {"weight"}, required | {"weight"}
+        for option, value in part.options.items():
+            if option not in taken:
+                told = f"{part.name} has no such option{nearest(option, list(taken)) if taken else '; it takes none'}"
+                yield Problem(f"{key}.options.{option}", told, value)
+        for option in sorted(required - set(part.options)):
+            yield Problem(f"{key}.options.{option}", f"{part.name} needs this option", has_value=False)
 
 
 CHECKS: list[Callable[[RunConfig], Iterator[Problem]]] = [
@@ -244,5 +262,5 @@ CHECKS: list[Callable[[RunConfig], Iterator[Problem]]] = [
     device,
     colocation,
     staleness,
-    regularizer_weights,
+    part_options,
 ]

@@ -48,7 +48,17 @@ def refused(*overrides: str) -> list[tuple[str, str]]:
         ("algorithm.advantage=gtop", "algorithm.advantage.name", "did you mean 'gtpo'?"),
         ("algorithm.correction=tiss", "algorithm.correction.name", "did you mean 'tis'?"),
         ("algorithm.regularizers=[{name: lk, options: {weight: 1}}]", "algorithm.regularizers.0.name", "'kl'"),
-        ("algorithm.regularizers=[kl]", "algorithm.regularizers.0.options.weight", "needs its weight"),
+        ("algorithm.regularizers=[kl]", "algorithm.regularizers.0.options.weight", "kl needs this option"),
+        ("algorithm.policy_loss.options.clip_hgih=1", "algorithm.policy_loss.options.clip_hgih", "'clip_high'"),
+        (
+            "algorithm.policy_loss.options.rollout_logp=1",
+            "algorithm.policy_loss.options.rollout_logp",
+            "no such option",
+        ),
+        ("algorithm.advantage={name: grpo, options: {gamma: 1}}", "algorithm.advantage.options.gamma", "takes none"),
+        ("algorithm.correction.options.cpa=3", "algorithm.correction.options.cpa", "'cap'"),
+        ("rewards.components=[outcome,overlong]", "rewards.components.1.options.max_tokens", "needs this option"),
+        ("rewards.components.1.options.penlty=1", "rewards.components.1.options.penlty", "'penalty'"),
         ("rollout.parser=hermez", "rollout.parser", "did you mean 'hermes'?"),
         ("rewards.components=[outcome,formt]", "rewards.components.1.name", "did you mean 'format'?"),
         ("rewards.components=[]", "rewards.components", "nothing is rewarded"),
@@ -144,6 +154,18 @@ def test_names_read_from_the_sources_are_those_of_the_registry(kind: str, module
     home, _, attribute = registry.partition(":")
     names = getattr(importlib.import_module(home), attribute).names()
     assert names and set(names) == registered_names.registered(kind)
+
+
+@pytest.mark.parametrize("kind", ["advantage", "policy loss", "correction", "regulariser", "reward"])
+def test_the_options_of_every_part_can_be_read(kind: str) -> None:
+    assert all(registered_names.options(kind, name) is not None for name in registered_names.registered(kind))
+
+
+def test_what_the_learner_passes_is_no_option() -> None:
+    taken, required = registered_names.options("policy loss", "ctpo") or (frozenset(), frozenset())
+    assert {"clip_low", "clip_high", "power", "dual_clip", "space"} == taken and not required
+    taken, _ = registered_names.options("advantage", "gtpo") or (frozenset(), frozenset())
+    assert {"gamma", "normalize", "alpha", "discount_outcome"} <= taken and "group" not in taken
 
 
 def test_families_read_from_the_sources_are_those_of_reasoning_gym() -> None:
