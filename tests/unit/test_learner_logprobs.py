@@ -1,0 +1,195 @@
+"""Packed, chunked log-probabilities against plain ones on separate rows of a tiny Qwen3."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from learner.attention import PackedLayout
+from learner.logprobs import token_logprobs
+from learner.packing import pack
+from learner.policy import PolicyModel, check_exact, load_policy
+from learner.sequence import TrainSequence
+from tests.unit.learner_fixtures import random_sequences
+from toolrl.app.tiny_model import write_tiny_model
+
+ROUNDING = {"atol": 3e-6, "rtol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder, 0)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():  # sharper than at birth, so that attention and logits matter
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(model_dir):
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+
+
+def separate(model, sequence: TrainSequence) -> tuple[torch.Tensor, torch.Tensor]:
+    """([R] log-probabilities, [R] entropies) by the textbook: one row, whole logits."""
+    ids = torch.from_numpy(np.asarray(sequence.token_ids))[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, sequence.prompt_length - 1 : -1] / sequence.temperature
+    logs = logits.float().log_softmax(-1)
+    wanted = ids[0, sequence.prompt_length :, None]
+    return logs.gather(1, wanted).squeeze(1), -(logs.exp() * logs).sum(-1)
+
+
+def grids(policy: PolicyModel, sequences: list[TrainSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = pack(sequences)
+    logp, entropy = policy(batch)
+    return batch.grid(logp), batch.grid(entropy)
+
+
+@pytest.mark.parametrize("chunk", [7, 10_000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_packed_and_chunked_equals_separate_rows_with_the_same_gradient(model_dir, plain, chunk, temperature):
+    policy = load_policy(model_dir, dtype="float32", chunk=chunk)
+    sequences = random_sequences(9, temperature=temperature, longest=60)
+    logp, entropy = grids(policy, sequences)
+    weights = torch.randn(logp.shape, generator=torch.Generator().manual_seed(0))
+    (logp * weights).sum().backward()
+
+    plain.zero_grad()
+    total = torch.zeros(())
+    for row, sequence in enumerate(sequences):
+        expected, expected_entropy = separate(plain, sequence)
+        mask = torch.from_numpy(sequence.policy_mask)
+        size = min(len(mask), logp.shape[1])
+        mask = mask[:size]
+        torch.testing.assert_close(logp[row, :size][mask], expected[:size][mask], **ROUNDING)
+        torch.testing.assert_close(entropy[row, :size][mask], expected_entropy[:size][mask], atol=1e-5, rtol=1e-5)
+        assert (logp[row, :size][~mask] == 0).all()
+        total = total + (expected[:size] * weights[row, :size])[mask].sum()
+    total.backward()
+    for (name, ours), theirs in zip(policy.causal_lm.named_parameters(), plain.parameters(), strict=True):
+        scale = theirs.grad.abs().max()
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-5 * float(scale), rtol=1e-4, msg=name)
+
+
+def test_packing_order_and_company_do_not_change_a_sequence(model_dir):
+    policy = load_policy(model_dir, dtype="float32", chunk=64)
+    sequences = random_sequences(6)
+    together, _ = grids(policy, sequences)
+    backwards, _ = grids(policy, sequences[::-1])
+    alone, _ = grids(policy, sequences[2:3])
+    width = alone.shape[1]
+    torch.testing.assert_close(together[2, :width], alone[0], **ROUNDING)
+    torch.testing.assert_close(together[2], backwards[3], **ROUNDING)
+
+
+def test_the_same_packed_batch_gives_the_same_bits(model_dir):
+    policy = load_policy(model_dir, dtype="float32", chunk=64)
+    batch = pack(random_sequences(6))
+    with torch.no_grad():
+        first = policy(batch)[0]
+    assert torch.equal(first, policy(batch)[0].detach())
+
+
+def test_temperatures_may_differ_within_a_batch(model_dir, plain):
+    policy = load_policy(model_dir, dtype="float32", chunk=64)
+    sequences = [random_sequences(1, seed=k, temperature=t)[0] for k, t in enumerate((0.5, 1.0, 1.5))]
+    logp, _ = grids(policy, sequences)
+    for row, sequence in enumerate(sequences):
+        size = int(np.flatnonzero(sequence.policy_mask)[-1]) + 1
+        mask = torch.from_numpy(sequence.policy_mask[:size])
+        expected, _ = separate(plain, sequence)
+        torch.testing.assert_close(logp[row, :size][mask], expected[:size][mask], **ROUNDING)
+
+
+def test_an_empty_share_runs_and_has_a_gradient_of_zero(model_dir):
+    policy = load_policy(model_dir, dtype="float32", chunk=64)
+    batch = pack([])
+    logp, _ = policy(batch)
+    assert not batch.policy_mask.any()
+    (batch.grid(logp) * batch.loss_mask).sum().backward()
+    assert all((parameter.grad == 0).all() for parameter in policy.parameters())
+
+
+def test_buckets_bound_the_padding_and_keep_every_token():
+    lengths = [4000, 3900, 1000, 990, 10, 10]
+    layout = PackedLayout.of(lengths)
+    assert sum(bucket.tokens for bucket in layout.buckets) == sum(lengths)
+    assert sum(bucket.rows for bucket in layout.buckets) == len(lengths)
+    cells = sum(bucket.rows * bucket.width for bucket in layout.buckets)
+    assert cells < 1.35 * sum(lengths)
+    (even,) = PackedLayout.of([7, 7, 7]).buckets
+    assert even.cells is None and (even.rows, even.width) == (3, 7)
+
+
+def test_entropy_and_logprob_gradients_by_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(11, 5, generator=generator)
+    targets = torch.tensor([3, 0, 10, 7])
+    scale = torch.tensor([1.0, 0.5, 2.0, 1.3])
+    hidden = torch.randn(4, 5, generator=generator, requires_grad=True)
+
+    def value(states: torch.Tensor, chunk: int = 2) -> torch.Tensor:
+        logp, entropy = token_logprobs(
+            lambda rows: rows @ weight.T,
+            states,
+            targets,
+            inverse_temperature=scale,
+            chunk=chunk,
+            entropy_gradient=True,
+        )
+        return (logp * torch.arange(1, 5)).sum() + (entropy * torch.arange(4, 0, -1)).sum()
+
+    value(hidden).backward()
+    logs = ((hidden.detach().double() @ weight.T.double()) * scale[:, None]).requires_grad_()
+    normal = logs.log_softmax(-1)
+    reference = (normal.gather(1, targets[:, None]).squeeze(1) * torch.arange(1, 5)).sum()
+    reference = reference - ((normal.exp() * normal).sum(-1) * torch.arange(4, 0, -1)).sum()
+    (slope,) = torch.autograd.grad(reference, logs)
+    expected = (slope * scale[:, None]) @ weight.double()
+    torch.testing.assert_close(hidden.grad.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_token_that_cannot_be_sampled_has_no_nan_entropy():
+    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    logp, entropy = token_logprobs(lambda rows: rows.clone(), logits, torch.tensor([2]), chunk=4)
+    expected = torch.tensor([0.0, 1.0]).log_softmax(-1)
+    torch.testing.assert_close(logp, expected[1:])
+    torch.testing.assert_close(entropy, -(expected.exp() * expected).sum()[None])
+
+
+def test_peak_memory_follows_the_chunk_and_not_the_length():
+    """Rows × vocabulary would be 4096 × 20,000 floats = 328 MB; saved tensors must stay far below."""
+    weight = torch.randn(20_000, 4, requires_grad=True)
+    hidden = torch.randn(4096, 4, requires_grad=True)
+    saved = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal saved
+        saved += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logp, _ = token_logprobs(lambda rows: rows @ weight.T, hidden, torch.zeros(4096, dtype=torch.long), chunk=256)
+    assert saved < 5_000_000
+    logp.sum().backward()
+    assert torch.isfinite(weight.grad).all()
+
+
+def test_a_model_that_changes_logits_after_the_head_is_refused(model_dir):
+    policy = load_policy(model_dir, dtype="float32", chunk=64)
+    head = policy.causal_lm.forward
+
+    def scaled(*arguments, **options):
+        output = head(*arguments, **options)
+        output.logits = output.logits * 0.5
+        return output
+
+    policy.causal_lm.forward = scaled
+    with pytest.raises(ValueError, match="packed log-probabilities differ"):
+        check_exact(policy, model_dir)
