@@ -118,7 +118,7 @@ class EpisodeRunner:
         started = time.monotonic()
         try:
             async with self.toolbox.session(trajectory.id) as tools:
-                await self._play(trajectory, seat, tools, on_turn)
+                await self._play(trajectory, task, seat, tools, on_turn)
             await self._score(trajectory, task)
         except EngineDied:
             raise  # not this episode's fault alone: the worker has no engine any more
@@ -133,6 +133,7 @@ class EpisodeRunner:
     async def _play(
         self,
         trajectory: Trajectory,
+        task: Task,
         seat: Seat,
         tools: ToolboxSession,
         on_turn: Callable[[Trajectory], Awaitable[None]] | None,
@@ -150,13 +151,15 @@ class EpisodeRunner:
                 return
             calls_made += len(parsed.calls) + len(parsed.errors)
             await self._tool_turn(trajectory, turn, tools)
+            if self.chat.verdict == "split" and trajectory.outcome is None:
+                self._begin_afresh(trajectory, task)
             if on_turn is not None:
                 await on_turn(trajectory)
 
     async def _policy_turn(self, trajectory: Trajectory, seat: Seat) -> Turn | None:
         """Samples one turn; None when no room is left for a single token (the outcome is then set)."""
-        tokens = trajectory.token_ids
-        room, limit = self._room(len(trajectory.prompt_ids), len(tokens))
+        tokens = trajectory.context_ids
+        room, limit = self._room(trajectory)
         if room <= 0:
             trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
             return None
@@ -186,11 +189,12 @@ class EpisodeRunner:
             trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
         return turn
 
-    def _room(self, prompt: int, used: int, *, turn_tokens: bool = True) -> tuple[int, LimitName]:
+    def _room(self, trajectory: Trajectory, *, turn_tokens: bool = True) -> tuple[int, LimitName]:
         """How many tokens the next turn may have, and the limit that says so."""
+        response = sum(len(turn.token_ids) for turn in trajectory.turns if not turn.fresh_context)
         limits: list[tuple[int, LimitName]] = [
-            (self.config.max_response_tokens - (used - prompt), "response_tokens"),
-            (self.config.max_context_tokens - used, "context_tokens"),
+            (self.config.max_response_tokens - response, "response_tokens"),
+            (self.config.max_context_tokens - len(trajectory.context_ids), "context_tokens"),
         ]
         if turn_tokens:
             limits.append((self.config.max_turn_tokens, "turn_tokens"))
@@ -224,13 +228,19 @@ class EpisodeRunner:
         ]
         _add(trajectory.timings, "tool_s", time.monotonic() - started)
         _add(trajectory.timings, "tool_queue_s", sum(result.queue_s for result in results))
-        room, limit = self._room(len(trajectory.prompt_ids), len(trajectory.token_ids), turn_tokens=False)
+        room, limit = self._room(trajectory, turn_tokens=False)
         budget = min(self.config.max_observation_tokens, room - 1)  # one token at least is left for an answer
         try:
             token_ids = await self._observe(turn, results, budget)
         except ObservationTooLong:  # not even an empty observation fits
             trajectory.outcome, trajectory.limit, token_ids = Outcome.LENGTH, limit, []
         trajectory.turns.append(Turn(kind="tool", token_ids=token_ids, results=results))
+
+    def _begin_afresh(self, trajectory: Trajectory, task: Task) -> None:
+        """For a template that rewrites history: the last tool turn becomes the whole prompt as the template now renders it."""
+        turn = trajectory.turns[-1]
+        turn.token_ids = self.chat.split_prompt_ids(task.messages, trajectory.turns)
+        turn.fresh_context = True
 
     async def _observe(self, turn: Turn, results: list[ToolResult], budget: int) -> list[int]:
         cut = self.config.truncate_observation

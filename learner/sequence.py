@@ -53,6 +53,8 @@ class SupervisedTrace:
 def sequences_from(trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> list[TrainSequence]:
     """One sequence for each trajectory that counts (see `toolrl.algorithms.groups`), in order; the others are left out.
 
+    A trajectory whose history was rewritten gives one sequence for each segment in which the policy acted.
+
     Args:
         advantages: for each trajectory one number a policy turn, as `group_advantages` gives them.
 
@@ -69,24 +71,31 @@ def sequences_from(trajectories: Sequence[Trajectory], advantages: Sequence[Sequ
                 f"trajectory {trajectory.id}: {len(turn_advantages)} advantages for "
                 f"{len(trajectory.policy_turns)} policy turns"
             )
-        policy_mask = np.asarray(trajectory.policy_mask(), dtype=bool)
-        turn_ids = np.asarray(trajectory.turn_ids(), dtype=np.int32)
-        by_turn = np.asarray([*turn_advantages, 0.0], dtype=np.float32)  # index -1 serves the tool tokens
-        made.append(
-            TrainSequence(
-                token_ids=np.asarray(trajectory.token_ids, dtype=np.int64),
-                prompt_length=len(trajectory.prompt_ids),
-                policy_mask=policy_mask,
-                loss_mask=policy_mask,
-                rollout_logp=np.asarray(trajectory.rollout_logprobs(), dtype=np.float32),
-                advantages=by_turn[turn_ids],
-                turn_ids=turn_ids,
-                temperature=trajectory.temperature,
-                trajectory_id=trajectory.id,
-                group_id=trajectory.group_id,
-            )
-        )
+        first = 0
+        for segment in trajectory.segments():
+            turns = len(segment.policy_turns)
+            if any(turn.token_ids for turn in segment.policy_turns):
+                made.append(_sequence(segment, turn_advantages[first : first + turns]))
+            first += turns
     return made
+
+
+def _sequence(trajectory: Trajectory, turn_advantages: Sequence[float]) -> TrainSequence:
+    policy_mask = np.asarray(trajectory.policy_mask(), dtype=bool)
+    turn_ids = np.asarray(trajectory.turn_ids(), dtype=np.int32)
+    by_turn = np.asarray([*turn_advantages, 0.0], dtype=np.float32)  # index -1 serves the tool tokens
+    return TrainSequence(
+        token_ids=np.asarray(trajectory.token_ids, dtype=np.int64),
+        prompt_length=len(trajectory.prompt_ids),
+        policy_mask=policy_mask,
+        loss_mask=policy_mask,
+        rollout_logp=np.asarray(trajectory.rollout_logprobs(), dtype=np.float32),
+        advantages=by_turn[turn_ids],
+        turn_ids=turn_ids,
+        temperature=trajectory.temperature,
+        trajectory_id=trajectory.id,
+        group_id=trajectory.group_id,
+    )
 
 
 def supervised_sequence(trace: SupervisedTrace) -> TrainSequence:

@@ -1,7 +1,9 @@
 """What one episode leaves behind: its tokens exactly as they were sampled or shown, and everything that was recorded about them.
 
 Invariants:
-- The trained sequence is `prompt_ids` followed by every turn's `token_ids`; nothing is ever decoded and encoded again.
+- The trained sequence is `prompt_ids` followed by every turn's `token_ids`; nothing is ever decoded and encoded again. Where a
+  tool turn begins a fresh context (templates that rewrite history), the model saw its tokens alone from there on: the
+  trajectory is trained as its `segments`.
 - A policy turn holds only sampled tokens (its end token included when it was sampled), each with the log-probability of the
   distribution it was sampled from (temperature included) and the weight version that produced it.
 - A tool turn holds only tokens that the policy did not sample: the rest of the template after the policy's end token, the
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -99,6 +101,7 @@ class Turn:
     rewards: dict[str, float] = field(default_factory=dict)  # named turn rewards, already weighted
     # Tool turns:
     results: list[ToolResult] = field(default_factory=list)
+    fresh_context: bool = False  # its tokens are a whole new prompt that replaces everything before them
 
 
 @dataclass(slots=True)
@@ -148,6 +151,21 @@ class Trajectory:
         """Prompt and response: the sequence as the model saw it."""
         return self.prompt_ids + self.response_ids
 
+    @property
+    def context_ids(self) -> list[int]:
+        """What the model sees when it samples the next token."""
+        return self.segments()[-1].token_ids
+
+    def segments(self) -> list[Trajectory]:
+        """The pieces that share a context, each as a trajectory with its own prompt; [self] unless history was rewritten."""
+        starts = [index for index, turn in enumerate(self.turns) if turn.fresh_context]
+        if not starts:
+            return [self]
+        pieces = [replace(self, turns=self.turns[: starts[0]])]
+        for start, end in zip(starts, [*starts[1:], len(self.turns)], strict=True):
+            pieces.append(replace(self, prompt_ids=self.turns[start].token_ids, turns=self.turns[start + 1 : end]))
+        return pieces
+
     def policy_mask(self) -> list[bool]:
         """[response length] True for the tokens that the policy sampled."""
         return [turn.kind == "policy" for turn in self.turns for _ in turn.token_ids]
@@ -185,6 +203,8 @@ class Trajectory:
                 lengths = (len(turn.token_ids), len(turn.logprobs), len(turn.weight_versions))
                 if len(set(lengths)) != 1:
                     raise ValueError(f"{where}: token_ids, logprobs and weight_versions differ in length: {lengths}")
+                if turn.fresh_context:
+                    raise ValueError(f"{where}: only a tool turn can begin a fresh context")
             elif turn.logprobs or turn.weight_versions or turn.calls:
                 raise ValueError(f"{where}: a tool turn holds log-probabilities, versions or calls")
         if self.outcome is not None and self.outcome.trained and not self.policy_turns:

@@ -139,11 +139,12 @@ def _turn_to_list(turn: Turn) -> list[Any]:
         [[error.kind, error.message] for error in turn.call_errors],
         turn.rewards,
         [[r.call_id, r.name, r.status, r.text, r.truncated, r.wall_s, r.queue_s] for r in turn.results],
+        turn.fresh_context,
     ]
 
 
 def _turn_from_list(body: list[Any]) -> Turn:
-    kind, tokens, logprobs, versions, finish_reason, text, calls, errors, rewards, results = body
+    kind, tokens, logprobs, versions, finish_reason, text, calls, errors, rewards, results, fresh = body
     return Turn(
         kind=kind,
         token_ids=_unpack_ints(tokens),
@@ -155,6 +156,7 @@ def _turn_from_list(body: list[Any]) -> Turn:
         call_errors=[CallError(*error) for error in errors],
         rewards=rewards,
         results=[ToolResult(*result) for result in results],
+        fresh_context=fresh,
     )
 
 

@@ -45,6 +45,7 @@ _TURN = pa.struct(
         ("call_errors", pa.list_(_CALL_ERROR)),
         ("rewards", pa.string()),
         ("results", pa.list_(_RESULT)),
+        ("fresh_context", pa.bool_()),
     ]
 )
 SCHEMA = pa.schema(
@@ -148,6 +149,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
         "call_errors": [{"kind": e.kind, "message": e.message} for e in turn.call_errors],
         "rewards": json.dumps(turn.rewards),
         "results": [{name: getattr(r, name) for name in _RESULT.names} for r in turn.results],
+        "fresh_context": turn.fresh_context,
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -44,20 +45,14 @@ def start_ray(config: RunConfig) -> None:
     Raises:
         toolrl.placement.PlacementError: the cluster lacks what the config asks for; names it.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common = {"namespace": "toolrl", "log_to_driver": False, "logging_level": "error"}
     if config.placement.ray_address:
-        ray.init(address=config.placement.ray_address, log_to_driver=False, logging_level="warning")
+        ray.init(address=config.placement.ray_address, **common)
         return
-    available = {"CPU": os.cpu_count() or 1}
-    wanted = placement.needed(config, placement.resolve_device(config, available)).total()["CPU"]
+    cores = os.cpu_count() or 1
+    wanted = placement.needed(config, placement.resolve_device(config, {"CPU": cores})).total()["CPU"]
     # A laptop may have fewer cores than parts: Ray's CPU is a place in its queue, the kernel shares the real ones.
-    ray.init(
-        address="local",
-        num_cpus=max(int(available["CPU"]), int(wanted + 0.999)),
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="warning",
-    )
+    ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **common)
 
 
 @contextlib.asynccontextmanager
