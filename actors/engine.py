@@ -66,9 +66,10 @@ class UpdateTimes:
 class Engine:
     """`await Engine.start(…)` inside the process and event loop that will use it; `await engine.stop()` at the end."""
 
-    def __init__(self, llm: Any, name: str, version: int, *, keep_kv: bool) -> None:
+    def __init__(self, llm: Any, name: str, version: int, *, max_context_tokens: int, keep_kv: bool) -> None:
         self.name = name
         self.version = version
+        self.max_context_tokens = max_context_tokens
         self._llm: Any = llm
         self._keep_kv = keep_kv
         # Cleared while weights are swapped: requests then wait, to begin under the new ones.
@@ -123,7 +124,8 @@ class Engine:
             raise EngineStartFailed(
                 f"engine {name} on {model_dir} did not start: {error}; the process's own output says more"
             ) from error
-        engine = cls(llm, name, version, keep_kv=kv_across_updates == "keep")
+        keep_kv = kv_across_updates == "keep"
+        engine = cls(llm, name, version, max_context_tokens=max_context_tokens, keep_kv=keep_kv)
         try:
             await llm.update_weight_version(str(version))
             await engine.generate([0], max_tokens=1, temperature=1.0, stop_token_ids=[], request_id="warm-up")
@@ -156,6 +158,11 @@ class Engine:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
+        if not 0 < len(prompt_ids) < self.max_context_tokens:
+            raise ValueError(
+                f"engine {self.name}: request {request_id} has a prompt of {len(prompt_ids)} tokens; it must have at "
+                f"least one and leave room in the context of {self.max_context_tokens} (rollout.max_context_tokens)"
+            )
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,

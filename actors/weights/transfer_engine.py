@@ -3,7 +3,8 @@
 Invariants:
 - Nothing of the model is touched before every tensor was found to be expected and every byte to be what the learner
   sent; what fails there is refused (`WeightsRefused` in the message) and the old weights stay.
-- Weights are loaded through vLLM's layerwise reload: CPU kernels keep them packed, and the originals are gone.
+- Weights are loaded through vLLM's layerwise reload: CPU kernels keep them packed, and the originals are gone. After
+  it every kernel works with the new weights, the head that is tied to the embedding too.
 """
 
 from __future__ import annotations
@@ -76,9 +77,31 @@ class SharedMemoryTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        repack_tied_heads(self.model)
 
     def shutdown(self) -> None:
         pass
+
+
+def repack_tied_heads(model: torch.nn.Module) -> None:
+    """Makes an output head that shares the embedding's weight pack it anew.
+
+    CPU kernels multiply with a packed copy. A checkpoint has no tensor for a tied head, so vLLM's reload takes it for not
+    reloaded and keeps its old copy: the model would go on with the old head.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    embedded = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    }
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead) and id(module.weight) in embedded:
+            module.quant_method.process_weights_after_loading(module)
 
 
 def expected_shapes(model_dir: str) -> dict[str, tuple[int, ...]] | None:

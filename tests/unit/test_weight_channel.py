@@ -1,0 +1,103 @@
+"""The driver's end of the weight channel: deadlines, names, catching up. Engines here are coroutines, not Ray actors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.weights.channel import WeightChannel, WeightsBehind
+from actors.weights.publication import Publication
+
+
+def publication(version: int) -> Publication:
+    return Publication(version, (), ())
+
+
+class Engine:
+    """Takes what it is given once `gate` is open, and remembers it."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.taken: list[int] = []
+        self.error: Exception | None = None
+
+    async def take(self, given: Publication) -> dict[str, Any]:
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.taken.append(given.version)
+        return {"version": given.version}
+
+
+async def test_every_engine_takes_a_publication() -> None:
+    channel, engines = WeightChannel(deadline_s=5), {"a": Engine(), "b": Engine()}
+    for name, engine in engines.items():
+        await channel.join(name, engine.take)
+    delivery = (await channel.publish(publication(1))).require_all()
+    assert delivery.applied == {"a": {"version": 1}, "b": {"version": 1}}
+    assert channel.behind == {}
+
+
+async def test_an_engine_that_never_answers_is_named_by_the_deadline() -> None:
+    channel, good, silent = WeightChannel(deadline_s=0.05), Engine(), Engine()
+    await channel.join("good", good.take)
+    await channel.join("silent", silent.take)
+    silent.gate.clear()
+    delivery = await asyncio.wait_for(channel.publish(publication(1)), 2)
+    assert (list(delivery.applied), channel.behind) == (["good"], {"silent": None})
+    with pytest.raises(WeightsBehind, match=r"weights 1 .* silent: no answer in 0\.05 s"):
+        delivery.require_all()
+    channel.close()
+
+
+async def test_a_late_engine_gets_the_latest_once_it_answers_and_none_in_between() -> None:
+    channel, late = WeightChannel(deadline_s=0.02), Engine()
+    await channel.join("late", late.take)
+    late.gate.clear()
+    for version in (1, 2, 3):
+        assert "late" in (await channel.publish(publication(version))).behind
+    late.gate.set()
+    await asyncio.sleep(0.05)
+    assert (late.taken, channel.behind) == ([1, 3], {})
+
+
+async def test_an_engine_that_errs_is_named_and_tried_again_with_the_next() -> None:
+    channel, engine = WeightChannel(deadline_s=5), Engine()
+    await channel.join("a", engine.take)
+    engine.error = RuntimeError("checksum of embed is wrong")
+    with pytest.raises(WeightsBehind, match=r"a: RuntimeError: checksum of embed is wrong"):
+        (await channel.publish(publication(1))).require_all()
+    assert channel.behind == {"a": None}
+    engine.error = None
+    assert (await channel.publish(publication(2))).applied == {"a": {"version": 2}}
+    assert channel.behind == {}
+
+
+async def test_an_engine_that_joins_has_the_latest_weights_first() -> None:
+    channel, first, second = WeightChannel(deadline_s=5), Engine(), Engine()
+    await channel.join("first", first.take)
+    await channel.publish(publication(1))
+    await channel.publish(publication(2))
+    await channel.join("second", second.take)
+    assert (first.taken, second.taken) == ([1, 2], [2])
+
+
+async def test_an_engine_that_does_not_take_them_does_not_join() -> None:
+    channel, engine = WeightChannel(deadline_s=0.02), Engine()
+    await channel.publish(publication(1))
+    engine.gate.clear()
+    with pytest.raises(WeightsBehind, match="deaf: no answer"):
+        await channel.join("deaf", engine.take)
+    assert channel.behind == {}
+    assert (await channel.publish(publication(2))).behind == {}
+
+
+async def test_one_that_left_is_given_nothing_more() -> None:
+    channel, engine = WeightChannel(deadline_s=5), Engine()
+    await channel.join("a", engine.take)
+    channel.leave("a")
+    assert (await channel.publish(publication(1))).applied == {}
+    assert engine.taken == []
