@@ -22,12 +22,13 @@ from actors.weights.publication import Publication, publish
 from learner.sequence import TrainSequence
 from learner.settings import RankSettings
 from toolrl.config import RunConfig
+from toolrl.errors import RunError
 
 START_DEADLINE_S = 300.0
 PROBE_DEADLINE_S = 3.0
 
 
-class LearnerLost(RuntimeError):
+class LearnerLost(RunError):
     """A learner rank died, failed or stayed silent. The message names it and says what it did last."""
 
 

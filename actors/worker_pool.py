@@ -19,6 +19,7 @@ from ray.exceptions import RayError
 from actors.rollout_worker import start_rollout_worker
 from actors.weights import Delivery, Publication, WeightChannel
 from toolrl.config import RunConfig
+from toolrl.errors import RunError
 from toolrl.trajectory import Trajectory
 from toolrl.trajectory_codec import decode
 
@@ -28,7 +29,7 @@ MAX_RESTARTS = 5
 STOP_DEADLINE_S = 20.0
 
 
-class WorkersLost(RuntimeError):
+class WorkersLost(RunError):
     """No rollout worker is left, or one could not be started."""
 
 

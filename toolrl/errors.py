@@ -1,7 +1,7 @@
 """Errors that the user can mend: said in a few lines with what, where, which value and what to do.
 
-Everything derived from `UserError` ends a command with exit code 2 and no traceback. Any other exception is a defect of
-ours and keeps its traceback.
+Everything derived from `UserError` ends a command with exit code 2 and no traceback, everything derived from `RunError` with
+exit code 1. Any other exception is a defect of ours and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from typing import Any
 
 class UserError(ValueError):
     """The user can mend this; the message says how."""
+
+
+class RunError(RuntimeError):
+    """A part of the run is lost or late, and the run cannot go on; the message says which and how to continue."""
 
 
 @dataclass(frozen=True)

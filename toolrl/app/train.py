@@ -30,6 +30,7 @@ from toolrl.app.parts import Parts, start_parts
 from toolrl.app.run_folder import RunFolder
 from toolrl.app.viewer.view import View
 from toolrl.config import RunConfig
+from toolrl.errors import RunError
 from toolrl.monitors import batch_metrics
 from toolrl.trajectory import Trajectory
 
@@ -47,11 +48,11 @@ class Progress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
-class NothingTrained(RuntimeError):
+class NothingTrained(RunError):
     """The run came to its end without one optimiser step."""
 
 
-class BatchLate(RuntimeError):
+class BatchLate(RunError):
     """No batch came within `loop.batch_deadline_s`; the message says for whom it waited."""
 
 

@@ -1,6 +1,7 @@
 """The command `toolrl`. One command a file; heavy imports happen inside the commands, so that `--help` needs no torch.
 
-Exit codes: 0 done, 1 a check failed (doctor, ledger), 2 the user can mend it (no traceback), 130 interrupted.
+Exit codes: 0 done, 1 a check failed (doctor, ledger) or a run broke off, 2 the user can mend it, 130 interrupted; no traceback
+for any of them unless `--debug`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import typer
 
 import toolrl
 from toolrl.app.cli.app import Options, app, err
-from toolrl.errors import UserError
+from toolrl.errors import RunError, UserError
 
 # Imported for their commands, in the order in which `--help` lists them.
 from toolrl.app.cli import train, evaluate, cold_start  # isort: skip
@@ -51,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = [word for word in arguments if word not in ("--quiet", "-q", "--debug")]
     try:
         app(args=arguments, prog_name="toolrl", obj=options)
-    except UserError as error:
+    except (UserError, RunError) as error:
         if options.debug:
             raise
         for line in str(error).splitlines():
             err().print(f"[red]error:[/red] {_plain(line)}" if not line.startswith("- ") else _plain(line))
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except KeyboardInterrupt:
         if options.debug:
             raise

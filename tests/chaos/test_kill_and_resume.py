@@ -1,0 +1,107 @@
+"""SIGKILL of the driver in mid-run, then `--resume`: nothing lost, nothing twice, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.requirements import need
+
+need("ray", "vllm", "deepspeed")
+
+from actors.replay import read_ledger
+from toolrl.monitors.metrics_log import read_metrics
+
+STEPS = 5
+SETTINGS = [
+    "name=killed",
+    "cold_start.steps=30",
+    "cold_start.traces=128",
+    "tasks.held_out_tasks=0",
+    f"loop.steps={STEPS}",
+    "loop.groups_per_step=2",
+    "loop.group_size=4",
+    "loop.checkpoint_every_steps=2",
+    "learner.updates_per_batch=2",
+    "buffer.drop_uniform_groups=false",
+]
+
+
+def start(runs: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """`toolrl --quiet train …` in a session of its own, its output in a file beside the run."""
+    command = [sys.executable, "-m", "toolrl.app.cli", "--quiet", "train", *arguments, "--runs-dir", str(runs)]
+    return subprocess.Popen(
+        command, stdout=(runs / "log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def said(runs: Path) -> str:
+    return (runs / "log").read_text(errors="replace")[-3000:]
+
+
+def wait_for_step(process: subprocess.Popen[bytes], runs: Path, step: int, deadline_s: float) -> None:
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        assert process.poll() is None, said(runs)
+        rows = read_metrics(runs / "killed") if (runs / "killed" / "metrics.jsonl").exists() else []
+        if rows and rows[-1]["step"] >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was not reached: {said(runs)}")
+
+
+def trained_groups(runs: Path) -> dict[int, int]:
+    """{task index: the step that trained it}."""
+    with sqlite3.connect(f"file:{runs / 'killed' / 'ledger.sqlite'}?mode=ro", uri=True) as db:
+        return dict(db.execute("SELECT task, trained_step FROM groups WHERE state = 'trained'").fetchall())
+
+
+def descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.timeout(420)
+def test_a_killed_run_resumes_and_trains_every_task_once(tmp_path: Path) -> None:
+    process = start(tmp_path, "quickstart-cpu", *SETTINGS)
+    try:
+        wait_for_step(process, tmp_path, 3, 240)  # one step after the checkpoint of step 2
+        children = descendants(process)
+        before = trained_groups(tmp_path)
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+        gone, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive, f"left behind by the killed driver: {[(p.pid, p.name()) for p in alive]}"
+        assert len(gone) > 3
+    finally:
+        kill_session(process)
+
+    resumed = start(tmp_path, "killed", "--resume")
+    try:
+        assert resumed.wait(240) == 0, said(tmp_path)
+    finally:
+        kill_session(resumed)
+
+    after = trained_groups(tmp_path)
+    assert sorted(after) == list(range(STEPS * 2))  # the next task ids follow on: none twice, none skipped
+    assert sorted(after.values()) == [step for step in range(1, STEPS + 1) for _ in range(2)]
+    assert {task: step for task, step in before.items() if step <= 2} == {t: s for t, s in after.items() if s <= 2}
+    ledger = read_ledger(tmp_path / "killed" / "ledger.sqlite")
+    assert ledger.balances
+    assert ledger.trained == STEPS * 2 * 4
+    rows = read_metrics(tmp_path / "killed")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
