@@ -13,9 +13,27 @@ from toolrl.config_schema import known_keys
 from toolrl.errors import ConfigError
 
 
+# The values that the cases below go wrong against; the preset's own are tuned from time to time.
+FIXED = [
+    "rollout.max_turns=5",
+    "rollout.max_calls=4",
+    "rollout.max_turn_tokens=64",
+    "rollout.max_response_tokens=320",
+    "rollout.max_context_tokens=512",
+    "rollout.max_observation_tokens=48",
+    "loop.groups_per_step=16",
+    "loop.group_size=8",
+    "learner.updates_per_batch=4",
+    "cold_start.min_calls=1",
+    "cold_start.max_calls=2",
+    "cold_start.malformed_call_share=0.1",
+    "cold_start.wrong_code_share=0.1",
+]
+
+
 def refused(*overrides: str) -> list[tuple[str, str]]:
     with pytest.raises(ConfigError) as caught:
-        presets.load("quickstart-cpu", overrides)
+        presets.load("quickstart-cpu", [*FIXED, *overrides])
     return [(problem.key, problem.message) for problem in caught.value.problems]
 
 
@@ -117,11 +135,11 @@ def test_colocated_engines_and_ranks_must_pair_up_on_the_gpus() -> None:
         (["learner.updates_per_batch=1", "buffer.max_staleness=0"], "learner.updates_per_batch"),
         (["learner.updates_per_batch=3"], "learner.updates_per_batch"),
         (["tools=[]"], "tools"),
-        (["rollout.workers=64", "loop.groups_per_step=16"], "rollout.workers"),
+        (["rollout.workers=64"], "rollout.workers"),
     ],
 )
 def test_an_odd_setting_runs_with_a_warning(overrides: list[str], key: str) -> None:
-    _, warnings = presets.load_with_warnings("quickstart-cpu", overrides)
+    _, warnings = presets.load_with_warnings("quickstart-cpu", [*FIXED, *overrides])
     assert [warning.key for warning in warnings] == [key]
     assert warnings[0].where == "command line"
 

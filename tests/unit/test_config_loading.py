@@ -89,7 +89,7 @@ def test_every_mistake_of_a_file_is_told_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_override_is_told_with_key_value_and_remedy(override: str, told: str) -> None:
-    message = fault("quickstart-cpu", override)
+    message = fault("quickstart-cpu", "tasks.families=[chain_sum,gcd]", override)
     assert told in message
     assert "command line" in message or "nowhere" in message
 
@@ -102,12 +102,19 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 def test_overrides_reach_into_lists_and_append_to_them() -> None:
     config = presets.load(
         "quickstart-cpu",
-        ["tasks.families.0.weight=2", "tools.0.failure_rate=0.5", "tools.1=calculator", "tools.1.timeout_s=1"],
+        [
+            "tools.0.timeout_s=4",
+            "tasks.families.0.options={max_terms: 2}",
+            "tasks.families.0.weight=2",
+            "tools.0.failure_rate=0.5",
+            "tools.1=calculator",
+            "tools.1.timeout_s=1",
+        ],
     )
     assert config.tasks.families[0].weight == 2.0
     assert config.tasks.families[0].options["max_terms"] == 2  # the rest of the item stays
     assert [(tool.name, tool.failure_rate, tool.timeout_s) for tool in config.tools] == [
-        ("python", 0.5, 5.0),
+        ("python", 0.5, 4.0),
         ("calculator", 0.0, 1.0),
     ]
     assert presets.load("quickstart-cpu", ["learner.betas.1=0.95"]).learner.betas == [0.9, 0.95]
