@@ -12,7 +12,6 @@ from toolrl.config_bounds import BOUNDS
 from toolrl.config_schema import known_keys
 from toolrl.errors import ConfigError
 
-
 # The values that the cases below go wrong against; the preset's own are tuned from time to time.
 FIXED = [
     "rollout.max_turns=5",
