@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ import deepspeed
 from deepspeed.utils import logger as deepspeed_logger
 
 deepspeed_logger.setLevel(logging.WARNING)
+# DeepSpeed calls collectives by names that torch renames, once a call.
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 
 def join_process_group(
@@ -87,7 +90,8 @@ class DeepSpeedEngine:
         }
         self.base_optimizer: torch.optim.Optimizer
         if plain:
-            self.base_optimizer = CheckedAdamW(trained, clip=settings.pop("gradient_clipping"), **options)
+            self.base_optimizer = CheckedAdamW(trained, clip=settings["gradient_clipping"], **options)
+            settings["gradient_clipping"] = 0.0  # said, because DeepSpeed's default is 1
         else:
             self.base_optimizer = torch.optim.AdamW(trained, **options)
         self.raw, *_ = deepspeed.initialize(model=policy, optimizer=self.base_optimizer, config=settings)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from learner.attention import NAME as PACKED_ATTENTION
 from learner.logprobs import token_logprobs
@@ -52,6 +53,7 @@ def load_policy(
     model_dir: Path, *, dtype: str, chunk: int, gradient_checkpointing: bool = False, trust_remote_code: bool = False
 ) -> PolicyModel:
     """The policy from a Hugging Face folder, checked to be exact on packed sequences."""
+    transformers_logging.disable_progress_bar()
     causal_lm = AutoModelForCausalLM.from_pretrained(
         model_dir,
         dtype=DTYPES[dtype],

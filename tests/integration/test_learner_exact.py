@@ -1,0 +1,239 @@
+"""Real DeepSpeed ranks over gloo: the result does not depend on ranks, micro-batches or the ZeRO stage; checkpoints are exact.
+
+Each process of `run_ranks` does all its cases in one go, because importing the libraries costs more than the cases.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.requirements import need
+
+need("deepspeed", "torch", "transformers")
+
+import torch  # noqa: E402
+
+from learner.settings import RankSettings  # noqa: E402
+from tests.unit.learner_fixtures import random_sequences  # noqa: E402
+from toolrl.app.tiny_model import write_tiny_model  # noqa: E402
+from toolrl.config import AlgorithmConfig, LearnerConfig, Named  # noqa: E402
+
+STAGES = (0, 1, 2, 3)
+SEQUENCES = 8
+ALGORITHM = AlgorithmConfig(regularizers=[Named("llds", {"weight": 0.2})])
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_model(folder, 0)
+    return folder
+
+
+def run_ranks(work: Callable[..., None], world: int, folder: Path, *arguments: Any) -> list[Any]:
+    """Runs `work(rank, world, port, folder, *arguments)` in `world` fresh processes."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=_guarded, args=(work, rank, world, port, folder, *arguments)) for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def finish(processes: list[Any], folder: Path) -> None:
+    for process in processes:
+        process.join(timeout=200)
+    alive = [process for process in processes if process.is_alive()]
+    for process in alive:
+        process.kill()
+    errors = "\n".join(path.read_text() for path in sorted(folder.glob("error_*")))
+    assert not errors, errors
+    assert not alive and all(process.exitcode == 0 for process in processes)
+
+
+def _guarded(work: Callable[..., None], rank: int, world: int, port: int, folder: Path, *arguments: Any) -> None:
+    os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
+    try:
+        work(rank, world, port, folder, *arguments)
+    except BaseException:
+        (folder / f"error_{world}_{rank}").write_text(traceback.format_exc())
+        raise
+
+
+def settings(model_dir: Path, **learner: Any) -> RankSettings:
+    config = LearnerConfig(**({"learning_rate": 1e-3, "gradient_clip": 0.0, "updates_per_batch": 1} | learner))
+    return RankSettings(str(model_dir), config, ALGORITHM)
+
+
+def gradients(rank: Any) -> dict[str, torch.Tensor]:
+    """The gradient of the first step: Adam's first moment is 0.1 times it."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    found = {}
+    for name, parameter in rank.policy.causal_lm.named_parameters():
+        moment = (
+            rank.engine.base_optimizer.state[parameter]["exp_avg"]
+            if rank.settings.learner.zero_stage == 0
+            else safe_get_full_optimizer_state(parameter, "exp_avg")
+        )
+        found[name] = moment.clone() / 0.1
+    return found
+
+
+def weights(rank: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in rank.weight_source()}
+
+
+def all_cases(rank: int, world: int, port: int, folder: Path, model_dir: Path) -> None:
+    from learner.rank import LearnerRank
+
+    sequences = random_sequences(SEQUENCES, seed=3)
+    stages = STAGES if world > 1 else (0,)
+    for stage in stages:
+        for cap in (100_000, 100):
+            made = LearnerRank(
+                settings(model_dir, zero_stage=stage, tokens_per_micro_batch=cap), rank=rank, world=world, port=port
+            )
+            metrics = made.train_batch(sequences)
+            result = {"metrics": metrics, "gradients": gradients(made), "plan": made._plan(sequences)}
+            if rank == 0:
+                torch.save(result, folder / f"grad_{world}_{stage}_{cap}.pt")
+        checkpoint_round_trip(made, folder / f"checkpoint_{world}_{stage}", sequences)
+    for dtype, stage in (("bfloat16", 0), ("bfloat16", 3)) if world > 1 else (("bfloat16", 0),):
+        half = LearnerRank(
+            RankSettings(str(model_dir), LearnerConfig(zero_stage=stage, learning_rate=1e-3), ALGORITHM, dtype=dtype),
+            rank=rank,
+            world=world,
+            port=port,
+        )
+        metrics = half.train_batch(sequences)
+        assert metrics["skipped_steps"] == 0 and 0 < metrics["grad/norm"] < 10
+        assert {tensor.dtype for _, tensor in half.weight_source()} == {torch.bfloat16}
+    non_finite_is_skipped(LearnerRank, rank, world, port, model_dir)
+
+
+def checkpoint_round_trip(made: Any, folder: Path, sequences: list[Any]) -> None:
+    """Save, train on, load: everything is as it was, and training goes on as it would have."""
+    made.save_checkpoint(folder)
+    saved, sums = weights(made), made.checksums()
+    random_before = torch.rand(3)
+    one = made.train_batch(sequences)
+    moved = weights(made)
+    assert any(not torch.equal(saved[name], moved[name]) for name in saved)
+    made.load_checkpoint(folder)
+    assert made.checksums() == sums
+    assert torch.equal(torch.rand(3), random_before)
+    again = made.train_batch(sequences)
+    for name in ("loss/policy", "grad/norm", "optimizer_steps", "lr"):
+        assert again[name] == one[name], name
+    for name, tensor in weights(made).items():
+        torch.testing.assert_close(tensor, moved[name], rtol=0, atol=0)
+    exported = folder.with_name(folder.name.replace("checkpoint", "export"))
+    made.export_hf(exported)
+    torch.save(weights(made), exported / "expected.pt") if made.rank == 0 else weights(made)
+
+
+def non_finite_is_skipped(rank_class: Any, rank: int, world: int, port: int, model_dir: Path) -> None:
+    """A NaN on one rank only: no rank steps, the record names the trajectories, the next batch trains."""
+    for stage in (0, 2, 3) if world > 1 else (0,):
+        made = rank_class(settings(model_dir, zero_stage=stage, gradient_clip=1.0), rank=rank, world=world, port=port)
+        before = made.checksums()
+        sick = random_sequences(SEQUENCES, seed=3)
+        position = int(sick[5].policy_mask.argmax())
+        sick[5].advantages[position] = float("nan")
+        metrics = made.train_batch(sick)
+        assert metrics["skipped_steps"] == 1 and metrics["alarm/nonfinite"] == 1
+        assert metrics["optimizer_steps"] == 0 and made.checksums() == before
+        assert made.skipped[0].trajectory_ids and "t5" in made.skipped[0].trajectory_ids
+        healthy = made.train_batch(random_sequences(SEQUENCES, seed=3))
+        assert healthy["skipped_steps"] == 0 and healthy["optimizer_steps"] == 1
+        assert all(torch.isfinite(tensor).all() for tensor in weights(made).values())
+
+
+@pytest.fixture(scope="module")
+def results(model_dir, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    processes = [process for world in (1, 2) for process in run_ranks(all_cases, world, folder, model_dir)]
+    finish(processes, folder)
+    return folder
+
+
+def load(results: Path, name: str) -> dict[str, Any]:
+    return torch.load(results / name, weights_only=False)
+
+
+def test_ranks_micro_batches_and_zero_stages_give_one_gradient(results):
+    """1 rank × 8, 2 ranks × 4 and several micro-batches, in every ZeRO stage."""
+    whole = load(results, "grad_1_0_100000.pt")
+    assert len(whole["plan"]) == 1
+    others = ["grad_1_0_100.pt"] + [f"grad_2_{stage}_{cap}.pt" for stage in STAGES for cap in (100_000, 100)]
+    for name in others:
+        other = load(results, name)
+        assert len(other["plan"]) > 1 or name.endswith("_100000.pt")
+        for parameter, expected in whole["gradients"].items():
+            found = other["gradients"][parameter]
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(found, expected, atol=2e-5 * scale, rtol=1e-3, msg=f"{name}: {parameter}")
+        for metric in ("loss/policy", "grad/norm", "entropy/mean", "gap/mean_abs_logp", "loss/llds", "tokens/policy"):
+            assert other["metrics"][metric] == pytest.approx(whole["metrics"][metric], rel=2e-5, abs=1e-7), metric
+
+
+def test_the_gradient_is_that_of_the_loss_written_down_by_hand(results, model_dir):
+    """Row by row, float32, whole logits; ρ = 1 on a fresh batch, so d loss = −Σ k·A·∇logp / N."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+    sequences = random_sequences(SEQUENCES, seed=3)
+    count = sum(int(sequence.policy_mask.sum()) for sequence in sequences)
+    total = torch.zeros(())
+    for sequence in sequences:
+        ids = torch.from_numpy(sequence.token_ids)[None]
+        logits = model(input_ids=ids, use_cache=False).logits[0, sequence.prompt_length - 1 : -1]
+        logp = logits.log_softmax(-1).gather(1, ids[0, sequence.prompt_length :, None]).squeeze(1)
+        mask = torch.from_numpy(sequence.policy_mask)
+        gap = (logp.detach() - torch.from_numpy(sequence.rollout_logp)).exp().clamp(max=2)
+        total = total - (gap * torch.from_numpy(sequence.advantages) * logp)[mask].sum() / count
+    total.backward()
+    found = load(results, "grad_1_0_100000.pt")["gradients"]
+    for name, parameter in model.named_parameters():
+        scale = float(parameter.grad.abs().max())
+        torch.testing.assert_close(found[name], parameter.grad, atol=2e-5 * scale, rtol=1e-3, msg=name)
+
+
+def test_exports_of_every_stage_load_with_the_same_weights(results, model_dir):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    for world, stage in [(1, 0)] + [(2, stage) for stage in STAGES]:
+        folder = results / f"export_{world}_{stage}"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        expected = torch.load(folder / "expected.pt")
+        found = dict(model.named_parameters())
+        assert set(found) == set(expected)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name].detach(), tensor, rtol=0, atol=0)
+        assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model_dir).get_vocab()
+
+
+def test_a_checkpoint_that_was_never_finished_or_fits_not_is_refused(results, tmp_path):
+    from learner.checkpoint import load_checkpoint
+
+    class Stage:
+        def zero_optimization_stage(self) -> int:
+            return 1
+
+    with pytest.raises(ValueError, match="never finished"):
+        load_checkpoint(Stage(), tmp_path, rank=0, world=1)
+    with pytest.raises(ValueError, match="world = 2"):
+        load_checkpoint(Stage(), results / "checkpoint_2_1", rank=0, world=1)
