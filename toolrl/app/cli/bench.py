@@ -64,7 +64,7 @@ def benchmarks() -> dict[str, Path]:
         if files:
             return files
     raise UserError(
-        "no benchmarks here: they are part of the source tree, not of the installed package; run in a checkout"
+        "no benchmarks: no file with `run()` in ./benchmarks; they are part of the source tree, so run this in a checkout"
     )
 
 
