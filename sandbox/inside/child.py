@@ -66,7 +66,7 @@ class Violation(Exception):
 class Child:
     """One interpreter process. `run` may be called until it reports `lost`; `close` frees the descriptors."""
 
-    def __init__(self, work: str, caps: Caps, enter: Callable[[], None] | None) -> None:
+    def __init__(self, work: str, caps: Caps, enter: Callable[[], None]) -> None:
         self._caps = caps
         command, self._command = os.pipe()
         self._result, result = os.pipe()
@@ -130,6 +130,8 @@ class Child:
                 raise Violation("bytes on the result pipe before the run")
         except Violation as violation:
             outcome.status, outcome.note = "protocol_violation", str(violation)
+            outcome.value = outcome.error = b""
+            outcome.exit_code = None
         if outcome.status not in ("ok", "error"):
             outcome.lost = True
         self._drain(outcome)

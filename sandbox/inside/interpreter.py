@@ -57,9 +57,7 @@ def prctl_dumpable(value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE) failed")
 
 
-def become(
-    command: int, result: int, out: int, err: int, work: str, limit: int, enter: Callable[[], None] | None
-) -> NoReturn:
+def become(command: int, result: int, out: int, err: int, work: str, limit: int, enter: Callable[[], None]) -> NoReturn:
     """Turn a fresh fork into an interpreter. Keeps the four pipes and nothing else of the parent's."""
     os.setsid()
     ours = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for fd in (command, result, out, err)]
@@ -68,8 +66,7 @@ def become(
         _dup2(source, target)
     os.closerange(3, _HIGH_FD)
     os.closerange(max(ours) + 1, 65536)
-    if enter is not None:
-        enter()
+    enter()
     prctl_dumpable(1)
     # First to go when memory runs out, before the parent.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:

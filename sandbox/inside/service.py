@@ -38,7 +38,7 @@ class Premises(Protocol):
         """The folder a cell starts in."""
 
     @property
-    def enter(self) -> Callable[[], None] | None:
+    def enter(self) -> Callable[[], None]:
         """Called in each fresh child before it takes cells."""
 
     def kill_others(self) -> None:
