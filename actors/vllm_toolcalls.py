@@ -1,7 +1,7 @@
 """`vllm:NAME`: any tool-call parser that vLLM ships, behind this project's Parser interface.
 
-Invariants: `parse` is total, whatever vLLM's parser raises becomes a typed error; a fresh vLLM parser reads each turn, because
-theirs keep state; arguments are JSON objects, read as strictly as those of our own parsers. vLLM's parsers only read: the chat
+Invariants: `parse` is total, whatever vLLM's parser raises becomes a typed error; no turn is read with what another turn left
+behind; arguments are JSON objects, read as strictly as those of our own parsers. vLLM's parsers only read: the chat
 template writes calls, so `render` raises ValueError.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser.engine.parser_engine_config import ParserState
 from vllm.tool_parsers import ToolParserManager
 
 from toolrl.registry import UnknownName, nearest
@@ -23,7 +26,8 @@ from toolrl.toolcalls.thinking import CLOSE, OPEN, without_thinking
 from toolrl.trajectory import CallError, ToolCall
 
 _TAG = re.compile(r"</?[\w|:｜][^<>\n]{0,40}[>]?|\[/?[A-Z_]{3,}\]|<[|｜][^<>\n]{1,40}[|｜]>")
-_THINKING = re.compile(r"think|reason|response", re.IGNORECASE)
+_THINKING = re.compile(r"think|reason|response|result|output", re.IGNORECASE)
+_CALLING = re.compile(r"tool|call|func|python|invoke", re.IGNORECASE)
 
 
 class ParserUnavailable(ValueError):
@@ -55,16 +59,17 @@ class VllmParser:
             raise UnknownName(f"vLLM has no tool-call parser {name!r}{nearest(name, names())}")
         self.name = f"vllm:{name}"
         self._tokenizer = tokenizer
+        self._own = threading.local()
         self._request = ChatCompletionRequest(
             messages=[{"role": "user", "content": ""}], model=name, tools=list(tools) or None
         )
         try:
             self._class = ToolParserManager.get_tool_parser(name)
-            probe = self._fresh()
+            probe = self._new()
             probe.extract_tool_calls("text", self._request)
         except Exception as error:  # they raise what they like, down to NotImplementedError
             raise ParserUnavailable(f"vLLM's tool-call parser {name!r} cannot be used here: {_said(error)}") from error
-        self.tags = sorted(set(_tags(probe)))
+        self.tags = sorted({*_tags(probe), *_call_tokens(tokenizer)})
 
     def parse(self, text: str, first_call: int = 0) -> Parsed:
         thought, said = _thought_and_rest(text)
@@ -76,7 +81,7 @@ class VllmParser:
             found, error = self._extract(spoken)
             last_error = last_error or error
             if found is not None and found.tools_called:
-                return self._read(found, thought, first_call)
+                return self._read(found, thought, first_call, self._ends_in_a_call(spoken))
             end = re.search(rf"(?:{ends})\s*\Z", spoken[-80:]) if ends else None
             if end is None:
                 break
@@ -93,7 +98,15 @@ class VllmParser:
         parsed = self.parse(text)
         return format_state(parsed, without_thinking(parsed.content) if parsed.calls else "", self.tags, finish_reason)
 
-    def _fresh(self) -> Any:
+    def _ready(self) -> Any:
+        """A vLLM parser without memory: a new one, or this thread's own where making it is dear and it starts anew."""
+        if not self._class.engine_based_streaming:
+            return self._new()
+        if not hasattr(self._own, "parser"):
+            self._own.parser = self._new()
+        return self._own.parser
+
+    def _new(self) -> Any:
         parser = self._class(self._tokenizer, self._request.tools or None)
         if hasattr(parser, "skip_reasoning_parsing"):  # as vLLM does where no reasoning parser is configured
             parser.skip_reasoning_parsing = True
@@ -101,14 +114,25 @@ class VllmParser:
 
     def _extract(self, text: str) -> tuple[Any, CallError | None]:
         try:
-            return self._fresh().extract_tool_calls(text, self._request), None
+            return self._ready().extract_tool_calls(text, self._request), None
         except Exception as error:
             return None, CallError("bad_json", f"the call cannot be read: {_said(error)}")
 
-    def _read(self, found: Any, thought: str, first_call: int) -> Parsed:
+    def _ends_in_a_call(self, text: str) -> bool:
+        """Whether the text breaks off inside a call: vLLM's engine-based parsers then give what they have as a call."""
+        engine = vars(self._ready()).get("_parser_engine")
+        if engine is None:
+            return False
+        engine._reset(initial_state=ParserState.CONTENT)
+        engine._feed(text + "\n", [])  # the newline so that the lexer holds nothing back
+        return engine._engine.state in (ParserState.TOOL_NAME, ParserState.TOOL_ARGS)
+
+    def _read(self, found: Any, thought: str, first_call: int, ends_in_a_call: bool) -> Parsed:
         calls: list[ToolCall] = []
         errors: list[CallError] = []
-        for call in found.tool_calls:
+        if ends_in_a_call:
+            errors.append(CallError("unclosed", "the call is not closed"))
+        for call in found.tool_calls[: -1 if ends_in_a_call else None]:
             try:
                 name, arguments = _call(call.function.name, call.function.arguments)
                 calls.append(ToolCall(call_id(first_call + len(calls)), name, arguments))
@@ -152,10 +176,9 @@ def _thought_and_rest(text: str) -> tuple[str, str]:
 
 def _tags(parser: Any) -> Iterator[str]:
     """The markup that a vLLM parser looks for, as far as it says so in attributes or in its engine's terminals."""
-    attributes = {key: getattr(parser, key, None) for key in dir(type(parser)) if not key.startswith("__")} | vars(
-        parser
-    )
-    for key, value in attributes.items():
+    constants = vars(sys.modules[type(parser).__module__])
+    attributes = {key: getattr(parser, key, None) for key in dir(type(parser)) if not key.startswith("__")}
+    for key, value in (constants | attributes | vars(parser)).items():
         if isinstance(value, str) and not _THINKING.search(key) and _TAG.fullmatch(value.strip()):
             yield value.strip()
     engine = vars(parser).get("_parser_engine")
@@ -164,6 +187,13 @@ def _tags(parser: Any) -> Iterator[str]:
             for literal in (value,) if isinstance(value, str) else value:
                 if not _THINKING.search(key) and _TAG.fullmatch(literal.strip()):
                     yield literal.strip()
+
+
+def _call_tokens(tokenizer: Any) -> Iterator[str]:
+    """The tokenizer's own markup for calls: where a parser does not say what it looks for, that tells that a call was meant."""
+    for token in tokenizer.added_tokens_decoder.values():
+        if _CALLING.search(str(token.content)) and not _THINKING.search(str(token.content)):
+            yield str(token.content)
 
 
 def _said(error: Exception) -> str:

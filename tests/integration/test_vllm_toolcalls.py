@@ -119,6 +119,20 @@ def test_a_parser_reads_what_its_models_chat_template_writes(template: str):
     assert parser.format_state(text, "stop") == "healthy_call"
 
 
+@pytest.mark.parametrize("template", PAIRS)
+def test_a_call_that_is_cut_off_is_never_made_with_what_is_there(template: str):
+    tokenizer = tokenizer_for(templates()[template])
+    parser = VllmParser(PAIRS[template], tokenizer, TOOLS)
+    chat = ChatFormat(tokenizer, tools=TOOLS, parser=parser)
+    calls = [ToolCall("call_0", "python", {"code": "print(1)\nx"})]
+    text = tokenizer.decode(chat.assistant_ids("", calls, "Hm." if chat.checked.thinking == "opened" else ""))
+    for end in range(text.index("print"), text.index("x") + 1):
+        parsed = parser.parse(text[:end])
+        assert not parsed.calls and parsed.errors, text[:end]
+    for end in range(text.index("x") + 1, len(text)):
+        assert parser.parse(text[:end]).calls in ([], calls), text[:end]
+
+
 def test_a_truncated_call_is_no_call(tokenizer):
     parser = VllmParser("hermes", tokenizer, TOOLS)
     whole = '<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>'
@@ -147,3 +161,10 @@ def test_a_tokenizer_that_a_parser_cannot_work_with_is_refused_at_once():
 def test_writing_a_call_is_left_to_the_chat_template(tokenizer):
     with pytest.raises(ValueError, match="reads calls only"):
         VllmParser("hermes", tokenizer).render([])
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "glm45", "gemma4", "kimi_k2"])
+def test_a_turn_is_read_the_same_after_any_other(name: str, tokenizer):
+    parser, texts = VllmParser(name, tokenizer, TOOLS), _texts(60, 2, ["<tool_call>", "<function=python>"])
+    before = [parser.parse(text) for text in texts]
+    assert [parser.parse(text) for text in reversed(texts)] == before[::-1]
