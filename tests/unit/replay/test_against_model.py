@@ -298,5 +298,5 @@ class StoreAgainstModel(RuleBasedStateMachine):
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-StoreAgainstModel.TestCase.settings = hypothesis_settings(max_examples=40, stateful_step_count=50, deadline=None)
+StoreAgainstModel.TestCase.settings = hypothesis_settings(max_examples=30, stateful_step_count=50, deadline=None)
 test_store_and_model_agree_on_any_history = StoreAgainstModel.TestCase

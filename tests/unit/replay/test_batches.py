@@ -91,6 +91,20 @@ def test_a_late_acknowledgement_counts_only_while_nobody_else_has_the_groups(mak
     assert store.ledger().trained == 8
 
 
+def test_a_late_acknowledgement_does_not_count_for_what_was_generated_anew_since(make: MakeStore) -> None:
+    store = make()
+    ready(store)
+    batch = store.lease_batch("slow", 2, 0)
+    assert batch is not None
+    store.nack(batch.batch_id)
+    store.set_version(1)
+    assert store.lease_batch("other", 2, 1) is None, "all of it is too old by now"
+    ready(store, version=1)
+    assert store.ledger().ready == 8
+    with pytest.raises(LeaseLost, match="2 of its 2 groups went elsewhere"):
+        store.ack(batch.batch_id, step=1, version=1)
+
+
 def test_a_batch_that_was_never_leased_cannot_be_acknowledged(make: MakeStore) -> None:
     with pytest.raises(LeaseLost, match="batch 7 was never leased"):
         make().ack(7, step=1, version=1)
@@ -246,6 +260,16 @@ def test_after_a_rollback_only_samples_of_lost_weights_are_generated_anew(make: 
     assert again is not None
     assert (again.task_index, again.samples_missing, again.progress) == (0, [2, 3], {})
     assert again.attempts == {2: 1, 3: 1}, "no attempt is used up"
+
+
+def test_after_a_rollback_what_is_too_old_for_the_checkpoint_is_generated_anew_at_once(make: MakeStore) -> None:
+    store = make()
+    first, second = all_tickets(store)
+    finish(store, "w0", first)
+    store.put("w0", [sample(second.group_id, 0)])
+    store.set_version(2)
+    assert store.rollback_to(step=1, version=1) == {"untrained": 0, "reissued": 5}
+    assert [(t.task_index, len(t.samples_missing)) for t in all_tickets(store, "w1")] == [(0, 4), (1, 4)]
 
 
 def test_after_a_rollback_a_worker_delivers_nothing_from_before_it(make: MakeStore) -> None:
