@@ -34,7 +34,7 @@ class ParserUnavailable(ValueError):
     """vLLM's parser does not work with this tokenizer, or not on text; the message says why."""
 
 
-def vllm_parsers(tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> Callable[[str], Parser]:
+def vllm_parser_factory(tokenizer: Any, tools: Sequence[dict[str, Any]] = ()) -> Callable[[str], Parser]:
     """What `toolcalls.get(name, external=…)` takes to build `vllm:NAME`."""
     return lambda name: VllmParser(name, tokenizer, tools)
 

@@ -11,7 +11,7 @@ from tests.requirements import need
 
 need("vllm", "trl")
 
-from actors.vllm_toolcalls import ParserUnavailable, VllmParser, names, vllm_parsers  # noqa: E402
+from actors.vllm_toolcalls import ParserUnavailable, VllmParser, names, vllm_parser_factory  # noqa: E402
 from tests.unit.chat_templates import TOOLS, templates, tokenizer_for  # noqa: E402
 from toolrl import toolcalls  # noqa: E402
 from toolrl.conversation import ChatFormat  # noqa: E402
@@ -80,7 +80,7 @@ def test_every_parser_is_total(tokenizer):
     usable = 0
     for name in names():
         try:
-            parser = toolcalls.get(f"vllm:{name}", external=vllm_parsers(tokenizer, TOOLS))
+            parser = toolcalls.get(f"vllm:{name}", external=vllm_parser_factory(tokenizer, TOOLS))
         except ParserUnavailable as error:
             assert name in NOT_ON_TEXT, error
             continue
@@ -150,7 +150,7 @@ def test_a_thought_about_a_call_is_not_a_call(tokenizer):
 
 def test_an_unknown_parser_is_named_with_the_nearest_one(tokenizer):
     with pytest.raises(UnknownName, match="hermes"):
-        toolcalls.get("vllm:hermse", external=vllm_parsers(tokenizer))
+        toolcalls.get("vllm:hermse", external=vllm_parser_factory(tokenizer))
 
 
 def test_a_tokenizer_that_a_parser_cannot_work_with_is_refused_at_once():
