@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from learner.attention import NAME as PACKED_ATTENTION
 from learner.logprobs import token_logprobs
+from learner.norms import quicken
 from learner.packing import PackedBatch, pack
 from learner.sequence import TrainSequence
 
@@ -61,6 +62,7 @@ def load_policy(
         trust_remote_code=trust_remote_code,
         local_files_only=True,
     )
+    quicken(causal_lm)
     policy = PolicyModel(causal_lm, chunk=chunk)
     check_exact(policy, model_dir)
     if gradient_checkpointing:

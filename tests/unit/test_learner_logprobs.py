@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from learner.attention import PackedLayout
 from learner.logprobs import token_logprobs
+from learner.norms import quicken
 from learner.packing import pack
 from learner.policy import PolicyModel, check_exact, load_policy
 from learner.sequence import TrainSequence
@@ -193,3 +195,30 @@ def test_a_model_that_changes_logits_after_the_head_is_refused(model_dir):
     policy.causal_lm.forward = scaled
     with pytest.raises(ValueError, match="packed log-probabilities differ"):
         check_exact(policy, model_dir)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quick_norms_equal_the_models_own_in_value_and_gradient(dtype):
+    own, quick = Qwen3RMSNorm(16).to(dtype), Qwen3RMSNorm(16).to(dtype)
+    with torch.no_grad():
+        own.weight.copy_(torch.linspace(0.5, 2, 16))
+        quick.weight.copy_(own.weight)
+    assert quicken(torch.nn.ModuleList([quick])) == 1
+    x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+    outputs = [own(inputs[0]), quick(inputs[1])]
+    slope = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for output in outputs:
+        (output * slope).sum().backward()
+    bounds = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.06, "rtol": 0.02}
+    torch.testing.assert_close(outputs[1], outputs[0], **bounds)
+    torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **bounds)
+    torch.testing.assert_close(quick.weight.grad, own.weight.grad, **bounds)
+
+
+def test_a_norm_of_another_kind_is_left_alone():
+    class ShiftedNorm(Qwen3RMSNorm):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return super().forward(hidden_states) * (1 + self.weight)
+
+    assert quicken(torch.nn.ModuleList([ShiftedNorm(8), torch.nn.LayerNorm(8)])) == 0
