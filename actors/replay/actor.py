@@ -39,6 +39,7 @@ class ReplayBuffer:
         self._store = ReplayStore(path, settings)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay-store")
         self._changed = asyncio.Condition()
+        self._publications = 0  # how often the published version has changed
 
     async def _read(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: call(*args, **options))
@@ -49,13 +50,16 @@ class ReplayBuffer:
             self._changed.notify_all()
         return result
 
-    async def _wait(self, attempt: Callable[[], T | None], deadline: float) -> T | None:
-        """Tries now and after every change, until it gives something or the deadline (monotonic) has passed."""
+    async def _wait(
+        self, attempt: Callable[[], T | None], deadline: float, give_up: Callable[[], bool] = lambda: False
+    ) -> T | None:
+        """Tries now and after every change, until it gives something, `give_up`, or the deadline (monotonic) has
+        passed."""
         while True:
             async with self._changed:  # held while trying, so that no change falls between the try and the wait
                 found = await self._read(attempt)
                 left = deadline - time.monotonic()
-                if found is not None or left <= 0:
+                if found is not None or left <= 0 or give_up():
                     return found
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), min(left, _LOOK_AGAIN_S))
@@ -65,9 +69,17 @@ class ReplayBuffer:
     async def wait_for_ticket(
         self, worker: str, *, engine_version: int | None = None, timeout_s: float = 10.0
     ) -> Ticket | None:
-        """A ticket as soon as there is one for this worker, or None after the timeout: ask again."""
-        deadline = time.monotonic() + timeout_s
-        return await self._wait(lambda: self._store.lease_ticket(worker, engine_version=engine_version), deadline)
+        """A ticket as soon as there is one for this worker, or None: ask again.
+
+        None comes after the timeout, and at once when other weights are published meanwhile, because the
+        `engine_version` that the worker told is out of date by then.
+        """
+        publications = self._publications
+        return await self._wait(
+            lambda: self._store.lease_ticket(worker, engine_version=engine_version),
+            time.monotonic() + timeout_s,
+            give_up=lambda: engine_version is not None and self._publications != publications,
+        )
 
     async def lease_ticket(self, worker: str, *, engine_version: int | None = None) -> Ticket | None:
         return await self._write(self._store.lease_ticket, worker, engine_version=engine_version)
@@ -137,9 +149,11 @@ class ReplayBuffer:
         return await self._write(self._store.nack, batch_id)
 
     async def set_version(self, version: int) -> None:
+        self._publications += 1
         await self._write(self._store.set_version, version)
 
     async def rollback_to(self, step: int, version: int) -> dict[str, int]:
+        self._publications += 1
         return await self._write(self._store.rollback_to, step, version)
 
     async def expire(self) -> tuple[list[str], list[int]]:

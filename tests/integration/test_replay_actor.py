@@ -85,6 +85,20 @@ async def test_workers_beyond_the_bound_wait_until_the_next_version_is_published
     assert sorted(ticket.task_index for ticket in await asyncio.gather(*waiting)) == [2, 3]
 
 
+async def test_a_worker_that_told_an_old_version_is_asked_again_at_once(start: Callable[..., Any]) -> None:
+    buffer = start(ReplaySettings(group_size=4, batch_groups=1, max_staleness=0))
+    ticket = await buffer.wait_for_ticket.remote("w0", engine_version=0)
+    asking = buffer.wait_for_ticket.remote("w0", engine_version=0, timeout_s=60)
+    waiting = asyncio.ensure_future(_as_future(asking))
+    await buffer.put.remote("w0", entries(ticket.group_id))
+    batch = await buffer.wait_for_batch.remote("learner", 1, 0, timeout_s=10)
+    await buffer.ack.remote(batch.batch_id, 1, 1)
+    await buffer.set_version.remote(1)
+    assert await asyncio.wait_for(waiting, 10) is None
+    again = await buffer.wait_for_ticket.remote("w0", engine_version=1, timeout_s=10)
+    assert (again.task_index, again.version) == (1, 1)
+
+
 async def test_a_batch_that_does_not_come_is_given_up_by_the_deadline_and_explained(start: Callable[..., Any]) -> None:
     buffer = start()
     ticket = await buffer.lease_ticket.remote("w7")
