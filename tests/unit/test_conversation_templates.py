@@ -148,6 +148,22 @@ def test_a_split_trajectory_goes_on_from_the_templates_own_render(name: str):
     assert "print(1)" in tokenizer.decode(segment)
 
 
+@pytest.mark.parametrize("name", CHATS)
+def test_a_failed_call_is_shown_whatever_the_template(name: str):
+    """Templates raise or keep silent about a result without a call: never in mid-run."""
+    chat = CHATS[name]
+    failed = Turn("policy", [1], text="<tool_call>{" + chat.checked.deltas.ends.call)
+    results = [
+        ToolResult("error_0", "", "invalid_call", "Oops7: no JSON"),
+        ToolResult("error_1", "<|im_end|>", "error", "Again7"),
+    ]
+    shown = chat.observation_ids(failed, results)
+    segment = chat.split_prompt_ids([{"role": "user", "content": "go"}], [failed, Turn("tool", shown, results=results)])
+    for ids in (shown, segment):
+        text = _tokenizer(name).decode(ids)
+        assert "Oops7: no JSON" in text and "Again7" in text
+
+
 def test_the_documented_table_is_what_the_templates_do():
     table = chat_templates.table()
     assert table in chat_templates.DOCS.read_text(), (

@@ -150,7 +150,9 @@ def _learn_ends(template: Template, dialect: Dialect, encoder: Encoder) -> Ends:
     if not preferred:
         raise TemplateRefused("no control token ends a turn with a call, so nothing tells where the policy stops")
     call, _, end = preferred[-1]
-    return Ends(call=call, calls_hold=replied[:end].count(call), answer=answer, answer_tail=answer_tail, answer_rest=alone)
+    return Ends(
+        call=call, calls_hold=replied[:end].count(call), answer=answer, answer_tail=answer_tail, answer_rest=alone
+    )
 
 
 def _answer_end(alone: str, followed: str, eos: str, encoder: Encoder) -> tuple[tuple[str, int, int], bool]:

@@ -159,9 +159,8 @@ def _examine_dialect(template: Template, encoder: Encoder, dialect: Dialect, par
 
 
 def _said(error: Exception) -> str:
-    return (
-        str(error) if isinstance(error, TemplateRefused | Lost) else f"{type(error).__name__}: {error}".splitlines()[0]
-    )
+    own = isinstance(error, TemplateRefused | Lost)
+    return str(error) if own else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _Walk:
@@ -195,17 +194,16 @@ class _Walk:
         messages = probes.opening()
         seen = self._render(messages, generation=True)
         ids = self._encoder.encode(seen)
-        said: list[str] = ["Rule0Q", "Ask0Q"]
+        said = dict(probes.OPENING_WORDS)
         found = ""
         for turn, step in enumerate(steps[:-1], start=1):
             messages += [step.message, *probes.result_messages(step)]
-            said += step.words
+            said |= step.words
             whole = self._render(messages, generation=True)
             if "{'code'" in whole:
                 raise Lost("arguments are written as Python, not as JSON")
-            for word in said:
-                if word not in whole:
-                    raise Lost(f"{_NAMES[word[:3]]} of turn {word[-2] if word[:3] == 'Say' else word[-3]} are left out")
+            if lost := next((meaning for word, meaning in said.items() if word not in whole), ""):
+                raise Lost(f"the {lost} are left out")
             if not found:  # the rest of the walk only looks for what is left out
                 more, found = self._turn(turn, step, seen, whole)
                 ids += more
@@ -251,15 +249,6 @@ class _Walk:
 
     def _render(self, messages: list[Message], *, generation: bool) -> str:
         return self._template.render(messages, self._dialect, generation=generation)
-
-
-_NAMES = {
-    "Rul": "the system message",
-    "Ask": "the question",
-    "Say": "the words",
-    "Cod": "the calls",
-    "Got": "the results",
-}
 
 
 def turn_ids(encoder: Encoder, seen: str, text: str) -> list[int]:

@@ -19,8 +19,11 @@ class Step:
     message: Message
     replies: list[tuple[str, str]]  # name and id of each call
     results: list[str]
-    words: list[str]  # what a later render must hold
+    words: dict[str, str]  # what a later render must hold, and what each word stands for
     thought: str
+
+
+OPENING_WORDS = {"Rule0Q": "words of the system message", "Ask0Q": "words of the question"}
 
 
 def opening() -> list[Message]:
@@ -40,14 +43,16 @@ def steps(dialect: Dialect, parser: Parser | None, *, thinking: bool) -> list[St
         replies = [(call.name, call.id) for call in calls]
         # A result of nothing is a case of its own: some templates leave such messages out.
         results = ["" if turn == 2 else f'Got{turn}{n}Q\n<ok> "yes"' for n in range(count)]
-        words = [f"Code{turn}{n}Q" for n in range(count)] + [f"Got{turn}{n}Q" for n in range(count) if turn != 2]
+        words = {f"Code{turn}{n}Q": f"calls of turn {turn}" for n in range(count)}
+        words |= {f"Got{turn}{n}Q": f"results of turn {turn}" for n in range(count) if turn != 2}
+        words |= {f"Say{turn}Q": f"words of turn {turn}"} if content else {}
         thought = THOUGHT.format(turn) if thinking else ""
         if dialect.calls == "text":
             written = (parser or Hermes()).render(calls)
             message = assistant_message("\n".join(part for part in (content, written) if part), (), thought)
         else:
             message = assistant_message(content, calls, thought)
-        made.append(Step(message, replies, results, words + ([f"Say{turn}Q"] if content else []), thought))
+        made.append(Step(message, replies, results, words, thought))
     return made
 
 

@@ -52,6 +52,8 @@ class Template:
         options: Mapping[str, Any] | None = None,
     ) -> None:
         if chat_template is not None and "{" not in chat_template:
+            if not Path(chat_template).is_file():
+                raise TemplateRefused(f"model.chat_template: there is no file {chat_template}")
             chat_template = Path(chat_template).read_text()
         if chat_template is None and not tokenizer.chat_template:
             raise TemplateRefused("the tokenizer has no chat template: name a Jinja file in model.chat_template")
@@ -93,6 +95,11 @@ def tool_message(call_id: str, name: str, text: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
 
 
+def as_user_text(message: Message) -> str:
+    """A tool message as a user message shows it."""
+    return f"<tool_response>\n{message['content']}\n</tool_response>"
+
+
 def _translated(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     """The messages in the dialect."""
     spoken: list[Message] = []
@@ -101,7 +108,7 @@ def _translated(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
         if role == "assistant":
             spoken.append(_assistant(message, dialect))
         elif role == "tool" and dialect.results == "user":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            result = as_user_text(message)
             if spoken and spoken[-1].get("results"):
                 spoken[-1]["content"] += "\n" + result
             else:
