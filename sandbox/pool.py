@@ -74,6 +74,7 @@ class SandboxPool:
         self._backend, self._counts.backend = backend, backend.name
         logger.info("sandbox backend %s: %s", backend.name, why)
         try:
+            self._creating += self.config.min_sessions
             await asyncio.gather(*(self._create() for _ in range(self.config.min_sessions)))
             if self.config.min_sessions and not self._boxes:
                 raise SandboxUnavailable(self._last_failure)
@@ -218,11 +219,12 @@ class SandboxPool:
         wanted = max(len(self._waiters) - self._resetting, self.config.min_sessions - len(self._boxes))
         room = self.config.max_sessions - len(self._boxes) - self._creating
         for _ in range(min(wanted - self._creating, room)):
+            self._creating += 1  # now, not when the task comes to run: this may be called again before
             self._start(self._create())
 
     async def _create(self) -> None:
+        """Make one box; `_creating` counts it already."""
         assert self._backend is not None
-        self._creating += 1
         try:
             box = await self._backend.create()
         except SandboxError as error:
