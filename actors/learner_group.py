@@ -112,7 +112,7 @@ class LearnerGroup:
             ]
             await group._gather("start", started, START_DEADLINE_S)
         except asyncio.CancelledError:
-            group.stop()
+            group._kill()
             raise
         return group
 
@@ -179,8 +179,11 @@ class LearnerGroup:
         """`LearnerRank.method(*arguments)` on every rank: the answers in rank order."""
         return await self._all(method, *arguments)
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Kills every rank; whatever is to be kept must have been saved."""
+        self._kill()
+
+    def _kill(self) -> None:
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
 
@@ -204,7 +207,7 @@ class LearnerGroup:
             message, cause = await self._silent(what, late, deadline_s), None
         for future in pending:
             future.cancel()
-        self.stop()
+        self._kill()
         raise LearnerLost(message) from cause
 
     async def _silent(self, what: str, late: list[int], deadline_s: float) -> str:

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 HEARTBEATS_PER_LEASE = 6
 LOOP_PROBE_S = 0.1
 TICKET_WAIT_S = 1.0
+ENGINE_DIED = 70  # exit code of a worker without an engine
 
 
 def sandbox_config(config: RunConfig) -> SandboxConfig:
@@ -155,9 +156,9 @@ class RolloutWorker:
         for sample_index in ticket.samples_missing:
             seat = Seat(ticket.group_id, sample_index, ticket.seeds[sample_index])
             group[sample_index] = asyncio.create_task(self._episode(task, seat))
-            group[sample_index].add_done_callback(lambda _, seat=seat: self._forget(seat))
+            group[sample_index].add_done_callback(partial(self._forget, seat))
 
-    def _forget(self, seat: Seat) -> None:
+    def _forget(self, seat: Seat, _: asyncio.Task[None]) -> None:
         group = self.running.get(seat.group_id, {})
         group.pop(seat.sample_index, None)
         if not group:
@@ -171,18 +172,21 @@ class RolloutWorker:
     async def _episode(self, task: Task, seat: Seat) -> None:
         try:
             trajectory = await self.episodes.run(task, seat, on_turn=self._save_progress)
-        except asyncio.CancelledError:
-            raise
+            entry = self._entry(trajectory)
         except EngineDied:
             log.exception("engine of worker %s died", self.name)
-            os._exit(70)  # the actor dies whole: its leases expire and its peers take over
+            os._exit(ENGINE_DIED)  # the actor dies whole: its leases are released and its peers take over
         except Exception as error:  # a fault of ours costs its own episode, never the run
             log.exception("episode %s failed", seat.trajectory_id)
-            trajectory = _failed(task, seat, error)
+            entry = self._entry(_failed(task, seat, error))
+        await self.buffer.put.remote(self.name, [entry])
+
+    def _entry(self, trajectory: Trajectory) -> Entry:
+        trajectory.metadata["worker"] = self.name
+        entry = Entry.of(trajectory)
         self.finished_episodes += 1
         self.sampled_tokens += sum(len(turn.token_ids) for turn in trajectory.policy_turns)
-        trajectory.metadata["worker"] = self.name
-        await self.buffer.put.remote(self.name, [Entry.of(trajectory)])
+        return entry
 
     async def _save_progress(self, trajectory: Trajectory) -> None:
         # Not awaited: an episode does not wait for the buffer's disk; a later write of the same episode replaces this one.

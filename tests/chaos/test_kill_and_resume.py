@@ -38,9 +38,7 @@ SETTINGS = [
 def start(runs: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """`toolrl --quiet train …` in a session of its own, its output in a file beside the run."""
     command = [sys.executable, "-m", "toolrl.app.cli", "--quiet", "train", *arguments, "--runs-dir", str(runs)]
-    return subprocess.Popen(
-        command, stdout=(runs / "log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True
-    )
+    return subprocess.Popen(command, stdout=(runs / "log").open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
 
 
 def said(runs: Path) -> str:

@@ -12,17 +12,17 @@ from tests.requirements import need
 
 need("ray", "deepspeed", "torch", "transformers")
 
-import ray  # noqa: E402
-import torch  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
+import ray
+import torch
+from transformers import AutoModelForCausalLM
 
-from actors.learner_group import LearnerGroup  # noqa: E402
-from toolrl import presets  # noqa: E402
-from toolrl.app.cold_start import ColdStartReport, cold_start, generate_traces, read_traces  # noqa: E402
-from toolrl.app.model_folder import prepare_model  # noqa: E402
-from toolrl.app.run_folder import RunFolder  # noqa: E402
-from toolrl.config import RunConfig  # noqa: E402
-from toolrl.trajectory import Trajectory  # noqa: E402
+from actors.learner_group import LearnerGroup
+from toolrl import presets
+from toolrl.app.cold_start import ColdStartReport, cold_start, generate_traces, read_traces
+from toolrl.app.model_folder import prepare_model
+from toolrl.app.run_folder import RunFolder
+from toolrl.config import RunConfig
+from toolrl.trajectory import Trajectory
 
 
 class Notes:
@@ -66,7 +66,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, RunFol
         learner = await LearnerGroup.start(config, str(folder.model))
         report = await cold_start(config, folder, learner, view)
         await learner.export(str(folder.cold_start / "model"))
-        learner.stop()
+        await learner.stop()
         return report
 
     ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False)

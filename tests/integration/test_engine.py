@@ -16,9 +16,9 @@ from tests.requirements import need
 
 need("vllm")
 
-from actors.engine import Engine, EngineDied, Generated, WeightsUnavailable  # noqa: E402
-from actors.weights import WeightReceiver  # noqa: E402
-from tests.integration import tiny_engines as tiny  # noqa: E402
+from actors.engine import Engine, EngineDied, Generated, WeightsUnavailable
+from actors.weights import WeightReceiver
+from tests.integration import tiny_engines as tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

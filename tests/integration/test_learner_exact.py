@@ -19,12 +19,13 @@ from tests.requirements import need
 
 need("deepspeed", "torch", "transformers")
 
-import torch  # noqa: E402
+import torch
+from safetensors import safe_open
 
-from learner.settings import RankSettings  # noqa: E402
-from tests.unit.learner_fixtures import random_sequences  # noqa: E402
-from toolrl.app.tiny_model import write_tiny_model  # noqa: E402
-from toolrl.config import AlgorithmConfig, LearnerConfig, Named  # noqa: E402
+from learner.settings import RankSettings
+from tests.unit.learner_fixtures import random_sequences
+from toolrl.app.tiny_model import write_tiny_model
+from toolrl.config import AlgorithmConfig, LearnerConfig, Named
 
 STAGES = (0, 1, 2, 3)
 SEQUENCES = 8
@@ -122,6 +123,29 @@ def all_cases(rank: int, world: int, port: int, folder: Path, model_dir: Path) -
         assert metrics["skipped_steps"] == 0 and 0 < metrics["grad/norm"] < 10
         assert {tensor.dtype for _, tensor in half.weight_source()} == {torch.bfloat16}
     non_finite_is_skipped(LearnerRank, rank, world, port, model_dir)
+    several_updates(LearnerRank, rank, world, port, model_dir)
+
+
+def several_updates(rank_class: Any, rank: int, world: int, port: int, model_dir: Path) -> None:
+    """Ratios stay exactly 1 while the weights stand still, and move from the second update on; the seed decides all."""
+    sequences = random_sequences(SEQUENCES, seed=3)
+    algorithm = AlgorithmConfig(regularizers=[Named("kl", {"weight": 0.1})])
+
+    def train(rate: float) -> tuple[dict[str, float], dict[str, str]]:
+        config = LearnerConfig(learning_rate=rate, updates_per_batch=4)
+        made = rank_class(RankSettings(str(model_dir), config, algorithm), rank=rank, world=world, port=port)
+        return made.train_batch(sequences), made.checksums()
+
+    still, _ = train(0.0)
+    assert still["ratio/max"] == 1.0 and still["ratio/clip_fraction"] == 0.0 and still["kl/mean"] == 0.0
+    assert still["optimizer_steps"] == 4
+    moving, sums = train(1e-2)
+    assert moving["ratio/max"] > 1.01 and moving["ratio/clip_fraction"] > 0 and moving["kl/mean"] > 0
+    again, same = train(1e-2)
+    assert sums == same
+    assert {k: v for k, v in moving.items() if k != "time/learn_s"} == {
+        k: v for k, v in again.items() if k != "time/learn_s"
+    }
 
 
 def checkpoint_round_trip(made: Any, folder: Path, sequences: list[Any]) -> None:
@@ -223,7 +247,13 @@ def test_exports_of_every_stage_load_with_the_same_weights(results, model_dir):
         assert set(found) == set(expected)
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name].detach(), tensor, rtol=0, atol=0)
+        assert stored_names(folder) == stored_names(model_dir)  # what vLLM reads
         assert AutoTokenizer.from_pretrained(folder).get_vocab() == AutoTokenizer.from_pretrained(model_dir).get_vocab()
+
+
+def stored_names(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
 
 
 def test_a_checkpoint_that_was_never_finished_or_fits_not_is_refused(results, tmp_path):

@@ -15,13 +15,13 @@ from tests.requirements import need
 
 need("ray", "deepspeed", "torch", "transformers")
 
-import ray  # noqa: E402
+import ray
 
-from actors.learner_group import LearnerGroup, LearnerLost  # noqa: E402
-from learner.sequence import TrainSequence  # noqa: E402
-from tests.unit.learner_fixtures import random_sequences  # noqa: E402
-from toolrl.app.tiny_model import write_tiny_model  # noqa: E402
-from toolrl.config import LearnerConfig, ModelConfig, RunConfig  # noqa: E402
+from actors.learner_group import LearnerGroup, LearnerLost
+from learner.sequence import TrainSequence
+from tests.unit.learner_fixtures import random_sequences
+from toolrl.app.tiny_model import write_tiny_model
+from toolrl.config import LearnerConfig, ModelConfig, RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ async def test_two_ranks_train_publish_save_and_survive_garbage_collection(clust
     assert await group.checksums() == after
     for now, then in zip(await group.logprobs(sequences), logps, strict=True):
         np.testing.assert_array_equal(now, then)
-    group.stop()
+    await group.stop()
 
 
 async def test_a_rank_that_dies_is_named_at_once(cluster, model_dir):

@@ -1,4 +1,4 @@
-"""The whole loop on real parts: two learner ranks, two engines, a sandbox, a buffer. One start serves every test here, in order."""
+"""The whole loop on real parts: two learner ranks, two engines, sandbox, buffer. One start serves every test, in order."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ from toolrl.trajectory import Trajectory
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(420)]
 
 STEPS = 3
+PROMISED_METRICS = """
+    step version time_s reward/mean reward/std tool/call_rate tool/calls_per_trajectory format/healthy staleness/mean
+    tokens/policy loss/policy ratio/max ratio/clip_fraction grad/norm entropy/mean gap/mean_abs_logp
+    time/rollout_s time/learn_s time/publish_s
+"""
 SETTINGS = [
     "name=loop",
     "seed=3",
@@ -95,11 +100,7 @@ async def test_a_few_steps_train_and_reach_both_engines(run) -> None:
 
 async def test_the_metrics_file_holds_what_it_promises(run) -> None:
     parts, _, _ = run
-    promised = (
-        "step version time_s reward/mean reward/std tool/call_rate tool/calls_per_trajectory format/healthy "
-        "staleness/mean tokens/policy loss/policy ratio/max ratio/clip_fraction grad/norm entropy/mean "
-        "gap/mean_abs_logp time/rollout_s time/learn_s time/publish_s"
-    ).split()
+    promised = PROMISED_METRICS.split()
     for row in read_metrics(parts.folder.path):
         assert not [name for name in promised if name not in row]
 
@@ -151,7 +152,7 @@ async def test_a_checkpoint_holds_the_run_and_the_export_loads(run) -> None:
 
 
 async def test_a_placement_that_cannot_be_satisfied_fails_at_once(config: RunConfig, tmp_path: Path) -> None:
-    from toolrl.placement import PlacementError, needed, missing
+    from toolrl.placement import PlacementError, missing, needed
 
     short = missing(needed(replace(config, learner=replace(config.learner, ranks=64)), "cpu"), {"CPU": 2})
     assert any("64" in line for line in short)

@@ -18,9 +18,9 @@ from tests.requirements import need
 from toolrl.registry import UnknownName
 
 need("ray")
-import ray  # noqa: E402
+import ray
 
-from actors.replay import actor as replay_actor  # noqa: E402
+from actors.replay import actor as replay_actor
 
 pytestmark = pytest.mark.ray
 SETTINGS = ReplaySettings(group_size=4, batch_groups=2, max_staleness=0)

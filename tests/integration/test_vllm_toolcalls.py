@@ -11,12 +11,12 @@ from tests.requirements import need
 
 need("vllm", "trl")
 
-from actors.vllm_toolcalls import ParserUnavailable, VllmParser, names, vllm_parser_factory  # noqa: E402
-from tests.unit.chat_templates import TOOLS, templates, tokenizer_for  # noqa: E402
-from toolrl import toolcalls  # noqa: E402
-from toolrl.conversation import ChatFormat  # noqa: E402
-from toolrl.registry import UnknownName  # noqa: E402
-from toolrl.trajectory import ToolCall  # noqa: E402
+from actors.vllm_toolcalls import ParserUnavailable, VllmParser, names, vllm_parser_factory
+from tests.unit.chat_templates import TOOLS, templates, tokenizer_for
+from toolrl import toolcalls
+from toolrl.conversation import ChatFormat
+from toolrl.registry import UnknownName
+from toolrl.trajectory import ToolCall
 
 # Tokens that some parsers want to find in the vocabulary before they start.
 WANTED = [

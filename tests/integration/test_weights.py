@@ -17,11 +17,11 @@ from tests.requirements import need
 
 need("vllm")
 
-from actors.engine import Engine, Generated  # noqa: E402
-from actors.engine_errors import WeightsRefused  # noqa: E402
-from actors.weights import Publication, WeightReceiver  # noqa: E402
-from actors.weights.shared_memory import staged  # noqa: E402
-from tests.integration import tiny_engines as tiny  # noqa: E402
+from actors.engine import Engine, Generated
+from actors.engine_errors import WeightsRefused
+from actors.weights import Publication, WeightReceiver
+from actors.weights.shared_memory import staged
+from tests.integration import tiny_engines as tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -41,11 +41,11 @@ async def _run(config: RunConfig, folder: RunFolder, view: View) -> ColdStartRep
 
     view.stage("starting Ray and the learner")
     start_ray(config)
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         stack.callback(ray.shutdown)
         on_gpu = placement.resolve_device(config, ray.cluster_resources()) == "cuda"
         learner = await LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu)
-        stack.callback(learner.stop)
+        stack.push_async_callback(learner.stop)
         report = await cold_start(config, folder, learner, view)
         await learner.export(str(folder.cold_start / "model"))
     return report

@@ -66,22 +66,17 @@ async def start_parts(config: RunConfig, folder: RunFolder) -> AsyncIterator[Par
         name = f"{config.name}/replay"
         buffer = await asyncio.to_thread(replay.start, name, folder.ledger, ReplaySettings.of(config))
         stack.callback(replay.stop, name)
-        learner, workers = await _both(
-            LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu),
-            WorkerPool.start(config, str(folder.model), buffer, on_gpu=on_gpu),
-        )
-        stack.callback(learner.stop)
-        stack.push_async_callback(workers.stop)
-        yield Parts(config, folder, on_gpu, buffer, learner, workers)
+        learner = asyncio.create_task(LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu))
+        stack.push_async_callback(_stop, learner)
+        workers = asyncio.create_task(WorkerPool.start(config, str(folder.model), buffer, on_gpu=on_gpu))
+        stack.push_async_callback(_stop, workers)
+        await asyncio.gather(learner, workers)
+        yield Parts(config, folder, on_gpu, buffer, learner.result(), workers.result())
 
 
-async def _both(learner: Any, workers: Any) -> tuple[LearnerGroup, WorkerPool]:
-    """Starts both; when one fails the other is stopped and the failure is raised."""
-    ranks, pool = await asyncio.gather(learner, workers, return_exceptions=True)
-    if not isinstance(ranks, BaseException) and not isinstance(pool, BaseException):
-        return ranks, pool
-    if isinstance(ranks, LearnerGroup):
-        ranks.stop()
-    if isinstance(pool, WorkerPool):
-        await pool.stop()
-    raise next(each for each in (ranks, pool) if isinstance(each, BaseException))
+async def _stop(starting: asyncio.Task[Any]) -> None:
+    """Stops what a start gave, or the start itself when the other part's failed first."""
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().stop()

@@ -81,7 +81,7 @@ def _tool_use(trained: Sequence[Trajectory]) -> dict[str, float]:
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     total = max(len(trajectories), 1)
     outcomes = Counter(t.outcome for t in trajectories)
-    limits = Counter(t.limit for t in trajectories)
+    limits: Counter[str | None] = Counter(t.limit for t in trajectories)
     metrics = {f"outcome/{outcome.value}": outcomes[outcome] / total for outcome in Outcome}
     metrics.update({f"limit/{name}": limits[name] / total for name in LIMITS})
     return metrics
