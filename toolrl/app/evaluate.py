@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -48,7 +49,9 @@ def subject(run_or_model: str, overrides: list[str], *, settings: str | None = N
     """
     if settings is not None:
         config = presets.load(settings, [f"model.path={run_or_model}", *overrides])
-        config = replace(config, name="eval-" + (Path(run_or_model).name or "model"), runs_dir=runs_dir)
+        config = replace(
+            config, name="eval-" + re.sub(r"[^\w.-]+", "-", Path(run_or_model).name or "model"), runs_dir=runs_dir
+        )
         config = runs.with_free_name(config)
         model_dir = prepare_model(config)
         return Subject(config, model_dir, model_dir.parent)

@@ -6,10 +6,13 @@ transformers, vLLM and DeepSpeed treat it as any Qwen3: `write_tiny_model` leave
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 from toolrl.app.tiny_tokenizer import END, PAD, VOCABULARY_SIZE, build_tokenizer
 
@@ -50,5 +53,18 @@ def write_tiny_model(folder: Path, seed: int) -> None:
         model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    with _without_progress_bar():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """A bar for a file of one megabyte would only disturb the run's own screen."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
