@@ -40,6 +40,9 @@ class Backend(Protocol):
         """A box with a fresh interpreter. Raises SandboxUnavailable; leaves nothing behind when it fails or is
         cancelled."""
 
+    async def tidy(self) -> None:
+        """Remove what dead owners of the same run have left. Never raises."""
+
     async def close(self) -> None:
         """Free what the backend itself holds."""
 

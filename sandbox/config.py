@@ -21,6 +21,7 @@ class SandboxConfig:
     confinement: Literal["auto", "bubblewrap", "none"] = "auto"
     min_sessions: int = 2  # boxes kept warm
     max_sessions: int = 32  # boxes at most
+    idle_s: float = 300.0  # a box beyond the minimum that nobody wanted for so long ends
     max_concurrent_runs: int = 0  # cells that run at once; 0: twice the cores, at least 4
     max_waiters: int = 1024  # acquires that may wait for a box
     acquire_deadline_s: float = 120.0
@@ -56,7 +57,16 @@ class SandboxConfig:
             raise ValueError(
                 f"min_sessions {self.min_sessions} and max_sessions {self.max_sessions} do not fit together"
             )
-        for name in ("timeout_s", "grace_s", "acquire_deadline_s", "ttl_s", "lease_s", "create_deadline_s", "cpus"):
+        for name in (
+            "timeout_s",
+            "grace_s",
+            "acquire_deadline_s",
+            "ttl_s",
+            "idle_s",
+            "lease_s",
+            "create_deadline_s",
+            "cpus",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         for name in ("memory_mib", "work_mib", "tmp_mib", "pids", "uses_per_box", "max_output_bytes", "max_code_bytes"):

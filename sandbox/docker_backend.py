@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from sandbox.image.guard import WIPED_MOUNTS
 from sandbox.labels import labels_of
 from sandbox.result import SandboxUnavailable, Status, exit_name
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
 _UID = 10001
@@ -188,6 +190,14 @@ class DockerBackend:
         """Remove a container by force. One that is gone already, or an engine that does not answer, is no error."""
         with contextlib.suppress(*ENGINE_ERRORS):
             await self.call(functools.partial(self._api.remove_container, name, force=True, v=True))
+
+    async def tidy(self) -> None:
+        """Reap containers of this run that dead owners have left."""
+        from sandbox.reaper import reap
+
+        with contextlib.suppress(SandboxUnavailable, *ENGINE_ERRORS):
+            for box in await self.call(reap, self._config.run):
+                logger.warning("removed container %s of run %s: %s", box.id[:12], box.run, box.orphan)
 
     async def close(self) -> None:
         """Close the connection to the engine."""

@@ -13,6 +13,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -55,11 +56,13 @@ class SandboxPool:
         self.config = config or SandboxConfig()
         self.run_slots = asyncio.Semaphore(self.config.concurrent_runs)
         self._backend: Backend | None = None
-        self._idle: collections.deque[Box] = collections.deque()
+        self._idle: collections.deque[Box] = collections.deque()  # the last used on the right, handed out first
+        self._idle_since: dict[Box, float] = {}
         self._waiters: collections.deque[asyncio.Future[Box]] = collections.deque()
         self._boxes: set[Box] = set()  # all that live, whatever they do
         self._resetting = 0
         self._creating = 0
+        self._creators = max(os.cpu_count() or 1, 2)
         self._failures_in_row = 0
         self._closed_until = 0.0
         self._last_failure = ""
@@ -189,6 +192,7 @@ class SandboxPool:
         if box not in self._boxes:
             return
         self._boxes.discard(box)
+        self._idle_since.pop(box, None)
         self._counts.destroyed += 1
         self._start(box.destroy(), self._ending)
         self._grow()
@@ -211,6 +215,7 @@ class SandboxPool:
                 waiter.set_result(box)
                 return
         self._idle.append(box)
+        self._idle_since[box] = time.monotonic()
 
     def _grow(self) -> None:
         """Create what waiters need and the minimum asks for, as far as the maximum lets."""
@@ -218,7 +223,8 @@ class SandboxPool:
             return
         wanted = max(len(self._waiters) - self._resetting, self.config.min_sessions - len(self._boxes))
         room = self.config.max_sessions - len(self._boxes) - self._creating
-        for _ in range(min(wanted - self._creating, room)):
+        # No more at once than there are cores: they would hold each other up, and by then fewer may be needed.
+        for _ in range(min(wanted - self._creating, room, self._creators - self._creating)):
             self._creating += 1  # now, not when the task comes to run: this may be called again before
             self._start(self._create())
 
@@ -237,6 +243,7 @@ class SandboxPool:
         self._boxes.add(box)
         box.channel.on_closed = lambda: self._ended(box)
         self._offer(box)
+        self._grow()
 
     def _ended(self, box: Box) -> None:
         """A box ended by itself: if it was idle, replace it now; otherwise its user finds out."""
@@ -281,9 +288,16 @@ class SandboxPool:
             self.discard(box)
 
     async def _heartbeat(self) -> None:
-        """Tell every box that its owner lives; one that is busy answers when it is done."""
+        """Tell every box that its owner lives (one that is busy hears it when it is done), and let go of what is not
+        needed."""
+        assert self._backend is not None
         while True:
-            await asyncio.sleep(self.config.ttl_s / 4)
+            self._start(self._backend.tidy())
+            await asyncio.sleep(min(self.config.ttl_s, self.config.idle_s) / 4)
             for box in list(self._boxes):
                 with contextlib.suppress(ChannelClosed):
                     box.channel.send({"op": "ping"})
+            while len(self._boxes) > self.config.min_sessions and self._idle:
+                if time.monotonic() - self._idle_since[self._idle[0]] < self.config.idle_s:
+                    break
+                self.discard(self._idle.popleft())

@@ -171,6 +171,9 @@ class ProcessBackend:
             raise
         return box
 
+    async def tidy(self) -> None:
+        """Nothing: a local box ends with its owner's end of the stream."""
+
     async def close(self) -> None:
         """Free the threads."""
         self._threads.shutdown(wait=False)

@@ -84,6 +84,16 @@ async def test_a_box_is_retired_after_its_uses():
         assert await eventually(lambda: pool.stats().destroyed == 2 and pool.stats().idle == 1)
 
 
+async def test_boxes_beyond_the_minimum_end_when_nobody_wants_them():
+    async with SandboxPool(SandboxConfig(**LOCAL, min_sessions=1, max_sessions=3, idle_s=0.5)) as pool:
+        sessions = await asyncio.gather(*(pool.acquire(episode_id=f"e{number}") for number in range(3)))
+        for session in sessions:
+            await session.release()
+        assert await eventually(lambda: pool.stats().idle == 3 or pool.stats().destroyed)
+        assert await eventually(lambda: pool.stats().destroyed == 2 and pool.stats().idle == 1)
+        assert pool.stats().created == 3
+
+
 async def test_creation_that_keeps_failing_is_refused_at_once_for_a_while():
     config = SandboxConfig(
         **LOCAL,
