@@ -11,23 +11,19 @@ Immutable after construction; every method may be called from any thread.
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from toolrl.conversation.encoding import Encoder
-from toolrl.conversation.prefix_check import Checked, examine, turn_ids
-from toolrl.conversation.template import (
-    Dialect,
-    Message,
-    Template,
-    TemplateRefused,
-    ToolSchema,
-    as_user_text,
-    assistant_message,
-    tool_message,
+from toolrl.conversation.messages import (
+    shows_results_without_calls,
+    with_results_of_failed_calls_as_user,
+    with_tools,
+    word,
 )
+from toolrl.conversation.prefix_check import Checked, examine, turn_ids
+from toolrl.conversation.template import Message, Template, TemplateRefused, ToolSchema, assistant_message, tool_message
 from toolrl.conversation.text import clean_text, neutralize
 from toolrl.conversation.truncation import Cut, truncate_tokens
 from toolrl.toolcalls.hermes import Hermes
@@ -87,7 +83,7 @@ class ChatFormat:
         )
         self._template_controls = functools.lru_cache(maxsize=1024)(self._count_template_controls)
         self._call_end = self._encoder.control[checked.deltas.ends.call]
-        self._shows_results_without_calls = _shows_results_without_calls(self._template, self._dialect)
+        self._shows_results_without_calls = shows_results_without_calls(self._template, self._dialect)
         markup = _MARKUP.findall(self._deltas.text([("python", "call_0")] * 2, ["x", "x"]))
         tags = parser.tags if parser else ()
         self._special = frozenset([*self._encoder.control, *markup, *tags, "<think>", "</think>"])
@@ -127,7 +123,7 @@ class ChatFormat:
                 "an observation needs at least one result: give an error result where a call could not be read"
             )
         supplied = [] if policy_turn.token_ids and policy_turn.token_ids[-1] == self._call_end else [self._call_end]
-        replies = [(_word(result.name), _word(result.call_id)) for result in results]
+        replies = [(word(result.name), word(result.call_id)) for result in results]
         texts = [self.observation_text(result.text)[0] for result in results]
         ids, texts = self._delta_ids(replies, texts)
         cut_away = [False] * len(texts)
@@ -151,7 +147,7 @@ class ChatFormat:
         """The prompt of the next segment, for verdict `split`: the template's own render of all that was said."""
         said = self.history(turns)
         if not self._shows_results_without_calls:
-            said = _with_results_of_failed_calls_as_user(said)
+            said = with_results_of_failed_calls_as_user(said)
         return self.prompt_ids([*messages, *said])
 
     def history(self, turns: Sequence[Turn]) -> list[Message]:
@@ -159,7 +155,7 @@ class ChatFormat:
         messages: list[Message] = []
         for turn in turns:
             if turn.kind == "tool":
-                messages += [tool_message(_word(r.call_id), _word(r.name), r.text) for r in turn.results]
+                messages += [tool_message(word(r.call_id), word(r.name), r.text) for r in turn.results]
             else:
                 messages.append(self._message_of(turn))
         return messages
@@ -184,7 +180,7 @@ class ChatFormat:
 
     def _prompt_text(self, messages: Sequence[Message]) -> str:
         if self._dialect.tools == "described" and self._template.tools and self._parser:
-            messages = _with_tools(messages, self._template.tools, self._parser.instructions)
+            messages = with_tools(messages, self._template.tools, self._parser.instructions)
         return self._template.render(messages, self._dialect, generation=True)
 
     def _delta_ids(self, replies: Sequence[tuple[str, str]], texts: list[str]) -> tuple[list[int], list[str]]:
@@ -220,37 +216,6 @@ class ChatFormat:
         return empty, [""] * len(texts)
 
 
-def _word(name: str) -> str:
-    """A tool's name or a call's id as a template may write it: the policy made it up, it may be anything."""
-    return re.sub(r"[^\w.-]+", "_", clean_text(name))[:64] or "tool"
-
-
-def _shows_results_without_calls(template: Template, dialect: Dialect) -> bool:
-    """Whether the template shows a tool message after a turn without calls (one whose call could not be read)."""
-    failed = [{"role": "user", "content": "go"}, assistant_message("oops"), tool_message("error_0", "tool", "Got0Q")]
-    try:
-        return "Got0Q" in template.render(failed, dialect, generation=True)
-    except Exception:  # whatever a template raises is its way of saying no
-        return False
-
-
-def _with_results_of_failed_calls_as_user(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with results that follow a turn without calls in a user message."""
-    shown: list[Message] = []
-    called = True
-    for message in messages:
-        if message["role"] != "tool":
-            called = "tool_calls" in message
-            shown.append(message)
-        elif called:
-            shown.append(message)
-        elif shown[-1]["role"] == "user":
-            shown[-1] = {"role": "user", "content": shown[-1]["content"] + "\n" + as_user_text(message)}
-        else:
-            shown.append({"role": "user", "content": as_user_text(message)})
-    return shown
-
-
 def _share(sizes: Sequence[int], room: int) -> int:
     """The largest bound b with Σ min(size, b) ≤ room."""
     left, bound = room, 0
@@ -260,12 +225,3 @@ def _share(sizes: Sequence[int], room: int) -> int:
             return bound
         left -= size
     return max(sizes, default=0)
-
-
-def _with_tools(messages: Sequence[Message], tools: Sequence[ToolSchema], instructions: str) -> list[Message]:
-    """The messages with the tools described in the system message, for templates that do not."""
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    described = f"You can call these tools:\n{listed}\n{instructions}"
-    if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]]
-    return [{"role": "system", "content": described}, *messages]

@@ -7,24 +7,20 @@ nothing any more: it is noted only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from toolrl.conversation import probes
 from toolrl.conversation.delta import Deltas
+from toolrl.conversation.dialects import Lost, dialects, said
 from toolrl.conversation.encoding import Encoder
-from toolrl.conversation.template import Dialect, Message, Template, TemplateRefused, assistant_message
+from toolrl.conversation.template import Dialect, Message, Template
 from toolrl.toolcalls.parser import Parser
-from toolrl.trajectory import ToolCall
 
 # How the generation prompt stands to thinking: the policy may open it, the prompt has opened it, or the prompt rules
 # it out.
 Thinking = Literal["optional", "opened", "closed"]
-
-
-class Lost(Exception):
-    """A render leaves out something that was said: no later turn would know of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ def examine(template: Template, encoder: Encoder, parser: Parser | None) -> Chec
     another.
     """
     tried: list[Checked] = []
-    for dialect in _dialects(template, parser):
+    for dialect in dialects(template, parser):
         checked = _examine_dialect(template, encoder, dialect, parser)
         if checked.exact or (dialect.calls == "native" and not checked.broken and not checked.rewrites):
             return replace(checked, notes=checked.notes + _departures(checked.dialect, tried))
@@ -86,65 +82,6 @@ def _why(tried: Iterable[Checked]) -> str:
     return next((checked.broken or checked.rewrites for checked in tried), "")
 
 
-def _dialects(template: Template, parser: Parser | None) -> Iterator[Dialect]:
-    base = _base_dialect(template)
-    forms = [replace(base, call_ids=ids, arguments=form) for ids in ("ours", "nine") for form in ("object", "json")]
-    for form in forms:
-        for parallel in (True, False):
-            yield replace(form, parallel=parallel)
-            yield replace(form, parallel=parallel, text_beside_calls=False)
-    text = replace(base, calls="text", tools="described" if parser and template.tools else "template")
-    yield text
-    yield replace(text, results="user")
-
-
-def _base_dialect(template: Template) -> Dialect:
-    """How the template takes content, system messages and thinking. TemplateRefused when it takes no user message."""
-    why = "the user's message is left out"
-    user: Message = {"role": "user", "content": "Ask0Q"}
-    system: Message = {"role": "system", "content": "Rule0Q"}
-    for content in ("string", "parts"):
-        dialect = Dialect(content=content)
-        try:
-            if not _holds(template, [user], dialect, "Ask0Q"):
-                continue
-        except Exception as error:
-            why = f"a user message raises {_said(error)}"
-            continue
-        if not _accepts(template, [system, user], dialect, "Rule0Q"):
-            dialect = replace(dialect, system="in_user")
-        return _with_thinking(template, dialect)
-    raise TemplateRefused(why)
-
-
-# How models write their thinking where it is part of the content; a template's source tells which it knows.
-_THOUGHTS = {"<channel|>": "<|channel>thought\n{}\n<channel|>", "[/THINK]": "[THINK]{}[/THINK]"}
-
-
-def _with_thinking(template: Template, dialect: Dialect) -> Dialect:
-    """The dialect with the field that the template reads thinking from, if there is one."""
-    user: Message = {"role": "user", "content": "Ask0Q"}
-    answer = assistant_message("Say", (), "Weigh0Q")
-    call = assistant_message("", [ToolCall("call_0", "python", {"code": "1"})], "Weigh0Q")
-    for field in ("reasoning_content", "thinking", "reasoning"):
-        spoken = replace(dialect, thinking=field)
-        if _accepts(template, [user, answer], spoken, "Weigh0Q") or _accepts(template, [user, call], spoken, "Weigh0Q"):
-            return spoken
-    known = [thought for mark, thought in _THOUGHTS.items() if mark in template.source]
-    return replace(dialect, thought=known[0]) if known else dialect
-
-
-def _holds(template: Template, messages: list[Message], dialect: Dialect, word: str) -> bool:
-    return word in template.render(messages, dialect, generation=False)
-
-
-def _accepts(template: Template, messages: list[Message], dialect: Dialect, word: str) -> bool:
-    try:
-        return _holds(template, messages, dialect, word)
-    except Exception:  # whatever a template raises is its way of saying no
-        return False
-
-
 def _examine_dialect(template: Template, encoder: Encoder, dialect: Dialect, parser: Parser | None) -> Checked:
     try:
         deltas = Deltas(template, dialect, encoder)
@@ -154,13 +91,8 @@ def _examine_dialect(template: Template, encoder: Encoder, dialect: Dialect, par
         notes = walk.notes
         rewrites_thinking = walk.differs(thinking=True) if thinking == "optional" else ""
     except Exception as error:  # a template raises what it likes
-        return Checked(dialect, broken=_said(error))
+        return Checked(dialect, broken=said(error))
     return Checked(dialect, deltas, thinking, "", rewrites, "" if rewrites else rewrites_thinking, tuple(notes))
-
-
-def _said(error: Exception) -> str:
-    own = isinstance(error, TemplateRefused | Lost)
-    return str(error) if own else f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 class _Walk:
@@ -194,15 +126,15 @@ class _Walk:
         messages = probes.opening()
         seen = self._render(messages, generation=True)
         ids = self._encoder.encode(seen)
-        said = dict(probes.OPENING_WORDS)
+        words = dict(probes.OPENING_WORDS)
         found = ""
         for turn, step in enumerate(steps[:-1], start=1):
             messages += [step.message, *probes.result_messages(step)]
-            said |= step.words
+            words |= step.words
             whole = self._render(messages, generation=True)
             if "{'code'" in whole:
                 raise Lost("arguments are written as Python, not as JSON")
-            if lost := next((meaning for word, meaning in said.items() if word not in whole), ""):
+            if lost := next((meaning for word, meaning in words.items() if word not in whole), ""):
                 raise Lost(f"the {lost} are left out")
             if not found:  # the rest of the walk only looks for what is left out
                 more, found = self._turn(turn, step, seen, whole)
