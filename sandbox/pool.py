@@ -22,6 +22,7 @@ from typing import Any
 
 from sandbox.available import make_backend
 from sandbox.backend import Backend, Box, expired
+from sandbox.breaker import Breaker
 from sandbox.channel import ChannelClosed
 from sandbox.config import SandboxConfig
 from sandbox.result import PoolExhausted, SandboxError, SandboxUnavailable
@@ -63,12 +64,9 @@ class SandboxPool:
         self._resetting = 0
         self._creating = 0
         self._creators = max(os.cpu_count() or 1, 2)
-        self._failures_in_row = 0
-        self._closed_until = 0.0
-        self._last_failure = ""
+        self._breaker = Breaker(self.config.breaker_failures, self.config.breaker_cooldown_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()  # destructions: waited for, never cancelled
-        self._sessions: set[Session] = set()
         self._counts = PoolStats()
         self._closing = False
 
@@ -80,7 +78,7 @@ class SandboxPool:
             self._creating += self.config.min_sessions
             await asyncio.gather(*(self._create() for _ in range(self.config.min_sessions)))
             if self.config.min_sessions and not self._boxes:
-                raise SandboxUnavailable(self._last_failure)
+                raise SandboxUnavailable(self._breaker.last_failure)
         except BaseException:
             await self.close()
             raise
@@ -98,9 +96,7 @@ class SandboxPool:
         start = time.monotonic()
         box = await self.take_box(self.config.acquire_deadline_s if deadline_s is None else deadline_s)
         self._counts.acquired += 1
-        session = Session(self, box, episode_id, seed, time.monotonic() - start)
-        self._sessions.add(session)
-        return session
+        return Session(self, box, episode_id, seed, time.monotonic() - start)
 
     def stats(self) -> PoolStats:
         """A copy of the counters."""
@@ -120,9 +116,7 @@ class SandboxPool:
     async def close(self) -> None:
         """Destroy every box. Sessions that are still held get SandboxError or `infra_error`."""
         self._closing = True
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(SandboxUnavailable("the pool is closed"))
+        self._fail_waiters("the pool is closed")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -138,10 +132,6 @@ class SandboxPool:
         """Count a run by its status."""
         self._counts.runs[status] = self._counts.runs.get(status, 0) + 1
 
-    def forget(self, session: Session) -> None:
-        """A session was released."""
-        self._sessions.discard(session)
-
     async def take_box(self, deadline_s: float) -> Box:
         """An idle box, or the next that is free or made. Raises PoolExhausted, SandboxUnavailable."""
         if self._closing or self._backend is None:
@@ -152,8 +142,8 @@ class SandboxPool:
                 box.uses += 1
                 return box
             self.discard(box)
-        if not self._boxes and not self._creating and time.monotonic() < self._closed_until:
-            raise SandboxUnavailable(f"creating boxes keeps failing: {self._last_failure}")
+        if not self._boxes and not self._creating and self._breaker.open:
+            raise SandboxUnavailable(f"creating boxes keeps failing: {self._breaker.last_failure}")
         if len(self._waiters) >= self.config.max_waiters:
             raise PoolExhausted(
                 f"{len(self._waiters)} others wait for a box already; raise max_sessions or max_waiters"
@@ -173,7 +163,7 @@ class SandboxPool:
             if isinstance(error, TimeoutError):
                 raise PoolExhausted(
                     f"no box within {deadline_s:g} s: {len(self._boxes)} of {self.config.max_sessions} in use; "
-                    f"last failure: {self._last_failure or 'none'}"
+                    f"last failure: {self._breaker.last_failure or 'none'}"
                 ) from None
             raise
         finally:
@@ -219,7 +209,7 @@ class SandboxPool:
 
     def _grow(self) -> None:
         """Create what waiters need and the minimum asks for, as far as the maximum lets."""
-        if self._closing or time.monotonic() < self._closed_until:
+        if self._closing or self._breaker.open:
             return
         wanted = max(len(self._waiters) - self._resetting, self.config.min_sessions - len(self._boxes))
         room = self.config.max_sessions - len(self._boxes) - self._creating
@@ -238,12 +228,17 @@ class SandboxPool:
             return
         finally:
             self._creating -= 1
-        self._failures_in_row, self._last_failure = 0, ""
+        self._breaker.succeeded()
         self._counts.created += 1
         self._boxes.add(box)
         box.channel.on_closed = lambda: self._ended(box)
         self._offer(box)
         self._grow()
+
+    def _fail_waiters(self, why: str) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(SandboxUnavailable(why))
 
     def _ended(self, box: Box) -> None:
         """A box ended by itself: if it was idle, replace it now; otherwise its user finds out."""
@@ -252,21 +247,13 @@ class SandboxPool:
             self.discard(box)
 
     def _creation_failed(self, why: str) -> None:
-        self._failures_in_row += 1
         self._counts.create_failures += 1
-        self._last_failure = why
-        logger.warning("creating a box failed (%d in a row): %s", self._failures_in_row, why)
+        delay_s = self._breaker.failed(why)
+        logger.warning("creating a box failed (again in %.1f s): %s", delay_s, why)
         if self._closing:
             return
-        if self._failures_in_row < self.config.breaker_failures:
-            delay_s = 0.1 * 2**self._failures_in_row
-        else:
-            delay_s = self.config.breaker_cooldown_s
-            self._closed_until = time.monotonic() + delay_s
-            if not self._boxes:  # nobody who waits can be served by a release
-                for waiter in self._waiters:
-                    if not waiter.done():
-                        waiter.set_exception(SandboxUnavailable(f"creating boxes keeps failing: {why}"))
+        if self._breaker.open and not self._boxes:  # nobody who waits can be served by a release
+            self._fail_waiters(f"creating boxes keeps failing: {why}")
         asyncio.get_running_loop().call_later(delay_s + 0.01, self._grow)
 
     async def _reset(self, box: Box) -> None:

@@ -155,4 +155,3 @@ class Session:
         box, self._box = self._box, None
         if box is not None:
             self._pool.give_back(box)
-        self._pool.forget(self)

@@ -12,6 +12,7 @@ import pytest
 
 import sandbox
 from sandbox import SandboxConfig
+from sandbox.breaker import Breaker
 from sandbox.channel import Channel, ChannelClosed
 from sandbox.inside.frames import FrameDecoder, encode
 from sandbox.owner import is_gone, owner_name
@@ -157,3 +158,12 @@ async def test_the_end_of_the_stream_and_noise_fail_what_waits(ending):
     with pytest.raises(ChannelClosed):
         channel.send({"op": "ping"})
     peer.close()
+
+
+def test_the_breaker_waits_longer_each_time_and_opens_at_its_threshold():
+    breaker = Breaker(threshold=3, cooldown_s=60.0)
+    first, second = breaker.failed("a"), breaker.failed("b")
+    assert 0 < first < second < 60 and not breaker.open
+    assert breaker.failed("c") == 60 and breaker.open and breaker.last_failure == "c"
+    breaker.succeeded()
+    assert not breaker.open and breaker.failed("d") == first
