@@ -90,14 +90,22 @@ def tokenizer_for(template: str) -> PreTrainedTokenizerFast:
 def table() -> str:
     """What each template does, as a Markdown table."""
     heads = ["template", "verdict", "calls", "results", "thinking", "a turn ends with", "remarks"]
-    return "\n".join([_row(heads), "|---" * len(heads) + "|", *(_row(_cells(*item)) for item in templates().items())])
+    return "\n".join([_row(heads), "|---" * len(heads) + "|", *(_row(_cells(name)) for name in templates())])
 
 
-def _cells(name: str, template: str) -> list[str]:
+@functools.cache
+def format_of(name: str) -> ChatFormat | TemplateRefused:
+    """The template as a format that may be split, or why even that is refused."""
     try:
-        chat = ChatFormat(tokenizer_for(template), tools=TOOLS, on_rewritten_history="split")
+        return ChatFormat(tokenizer_for(templates()[name]), tools=TOOLS, on_rewritten_history="split")
     except TemplateRefused as error:
-        return [name, "refused", "", "", "", "", str(error)]
+        return error
+
+
+def _cells(name: str) -> list[str]:
+    chat = format_of(name)
+    if isinstance(chat, TemplateRefused):
+        return [name, "refused", "", "", "", "", str(chat)]
     how, ends = chat.checked.dialect, chat.checked.deltas.ends
     calls = {"native": "template's" if how.parallel else "template's, one a turn", "text": "in the text"}[how.calls]
     results = {"tool": "tool messages", "user": "user messages"}[how.results]

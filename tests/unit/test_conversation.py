@@ -90,7 +90,7 @@ CHATS = {
 
 @pytest.mark.parametrize("name", EXACT)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_control_token_enters_through_a_tools_output(name: str, data: st.DataObject):
     chat = CHATS[name]
     control = list(chat._encoder.control)
@@ -110,7 +110,7 @@ def test_no_control_token_enters_through_a_tools_output(name: str, data: st.Data
 
 @pytest.mark.parametrize("name", EXACT)
 @given(texts=st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_result_is_shown_as_the_template_renders_it(name: str, texts: list[str]):
     chat = CHATS[name]
     turn = _turn(chat)
@@ -145,7 +145,7 @@ def test_tokens_matched_after_normalisation_are_neutralised_too():
 
 
 @given(texts=st.lists(st.text(max_size=300), min_size=1, max_size=3), extra=st.integers(0, 150), cut=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_an_observation_keeps_to_its_budget_or_says_what_it_needs(texts, extra, cut):
     turn = _turn(CHAT)
     if cut:

@@ -80,15 +80,6 @@ def _turns(chat: ChatFormat, thinking: bool) -> list[tuple[str, str, list[ToolCa
 
 
 @functools.cache
-def _chat(name: str) -> ChatFormat | None:
-    """The template as a format that may be split; None where even that is refused."""
-    try:
-        return ChatFormat(_tokenizer(name), tools=TOOLS, on_rewritten_history="split")
-    except TemplateRefused:
-        return None
-
-
-@functools.cache
 def _tokenizer(name: str) -> Any:
     return tokenizer_for(TEMPLATES[name])
 
@@ -98,7 +89,7 @@ def _modes(chat: ChatFormat) -> list[bool]:
     return {"optional": [False, True], "opened": [True], "closed": [False]}[chat.checked.thinking]
 
 
-CHATS = {name: chat for name in TEMPLATES if (chat := _chat(name))}
+CHATS = {name: chat for name in TEMPLATES if isinstance(chat := chat_templates.format_of(name), ChatFormat)}
 EXACT = [(name, thinking) for name, chat in CHATS.items() if chat.verdict == "exact" for thinking in _modes(chat)]
 
 

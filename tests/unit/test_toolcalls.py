@@ -90,7 +90,7 @@ def test_ten_thousand_random_texts_give_calls_or_typed_errors(name: str):
         max_size=3,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_hermes_reads_back_any_call_it_writes(written):
     calls = [ToolCall(f"call_{i + 5}", name, arguments) for i, (name, arguments) in enumerate(written)]
     parser = toolcalls.get("hermes")
@@ -103,7 +103,7 @@ def test_hermes_reads_back_any_call_it_writes(written):
 
 @pytest.mark.parametrize("name", ["fenced", "tagged"])
 @given(codes=st.lists(_nasty.filter(str.strip), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_code_parsers_read_back_any_code_they_write(name, codes):
     calls = [ToolCall(f"call_{i}", "python", {"code": code}) for i, code in enumerate(codes)]
     parser = toolcalls.get(name)
