@@ -119,15 +119,19 @@ class Engine:
                 from vllm.engine.arg_utils import AsyncEngineArgs
                 from vllm.v1.engine.async_llm import AsyncLLM
 
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+                engine = cls(
+                    AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)),
+                    name,
+                    version,
+                    max_context_tokens=max_context_tokens,
+                    keep_kv=kv_across_updates == "keep",
+                )
         except Exception as error:
             raise EngineStartFailed(
                 f"engine {name} on {model_dir} did not start: {error}; the process's own output says more"
             ) from error
-        keep_kv = kv_across_updates == "keep"
-        engine = cls(llm, name, version, max_context_tokens=max_context_tokens, keep_kv=keep_kv)
         try:
-            await llm.update_weight_version(str(version))
+            await engine._alive().update_weight_version(str(version))
             await engine.generate([0], max_tokens=1, temperature=1.0, stop_token_ids=[], request_id="warm-up")
         except BaseException:
             await engine.stop()
@@ -214,10 +218,14 @@ class Engine:
         started = time.monotonic()
         async with self.paused():
             paused = time.monotonic()
-            await self.begin_update()
-            for payload in payloads:
-                await self.transfer(payload)
-            await self.finish_update(version)
+            try:
+                await self.begin_update()
+                for payload in payloads:
+                    await self.transfer(payload)
+                await self.finish_update(version)
+            except UpdateFailed as error:
+                await self.abandon_update(str(error))
+                raise
             loaded = time.monotonic()
         return UpdateTimes(paused - started, loaded - paused, time.monotonic() - loaded)
 
@@ -256,6 +264,13 @@ class Engine:
         with self._failing_update():
             await self._alive().finish_weight_update(weight_version=str(version))
         self.version, self._unavailable = version, None
+
+    async def abandon_update(self, why: str) -> None:
+        """Instead of the last step: the weights are invalid, and the next update may begin."""
+        self.invalidate(why)
+        # vLLM ends an update before its last step only when a payload is wrong, so it gets one that is.
+        with contextlib.suppress(UpdateFailed):
+            await self.transfer({"abandoned": why})
 
     async def connect_trainer(self, init_info: Mapping[str, Any]) -> None:
         """For transports that have a connection: joins the trainer's."""
@@ -333,5 +348,6 @@ class Engine:
                     raise
                 if REFUSED in str(error):
                     raise WeightsRefused(f"engine {self.name} keeps version {self.version}: {error}") from error
-                self.invalidate("an update broke off")
+                if self.has_weights:
+                    self.invalidate("an update broke off")
                 raise UpdateFailed(f"engine {self.name}: an update broke off: {error}") from error

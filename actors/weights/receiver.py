@@ -21,14 +21,15 @@ from actors.weights.shared_memory import staged
 
 
 class PublicationLost(RuntimeError):
-    """The bytes are no longer to be had: the learner that published them is gone, or a newer version replaced them."""
+    """The bytes are not to be had: the learner that published them is gone, or the store is too slow."""
 
 
 class WeightReceiver:
     """One per engine, in the engine's worker."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, fetch_deadline_s: float = 60.0) -> None:
         self.engine = engine
+        self.fetch_deadline_s = fetch_deadline_s
         self._waiting: Publication | None = None  # the latest that was asked for and is not being applied
         self._applied = ""  # checksum of the last one applied
         self._lock = asyncio.Lock()
@@ -87,17 +88,15 @@ class WeightReceiver:
         }
 
     async def _fetch(self, publication: Publication) -> list[np.ndarray]:
-        arrays = []
-        for bucket in publication.buckets:
-            if isinstance(bucket, np.ndarray):
-                arrays.append(bucket)
-                continue
-            from ray.exceptions import RayError
+        if all(isinstance(bucket, np.ndarray) for bucket in publication.buckets):
+            return list(publication.buckets)
+        import ray
 
-            try:
-                arrays.append(await bucket)
-            except RayError as error:
-                raise PublicationLost(
-                    f"engine {self.engine.name}: the bytes of version {publication.version} are lost ({error})"
-                ) from error
-        return arrays
+        try:
+            # In a thread, for the deadline: a task that awaits the references holds this receiver up while they do not come.
+            return await asyncio.to_thread(ray.get, list(publication.buckets), timeout=self.fetch_deadline_s)
+        except ray.exceptions.RayError as error:
+            raise PublicationLost(
+                f"engine {self.engine.name}: the bytes of version {publication.version} are lost or did not come in "
+                f"{self.fetch_deadline_s:g} s ({type(error).__name__}: {error})"
+            ) from error

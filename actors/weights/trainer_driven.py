@@ -1,6 +1,7 @@
 """Weights over vLLM's own GPU transports, `nccl` and `ipc`: the learner's ranks send, vLLM's trainer engine drives.
 
 Invariants:
+- An engine is not paused for ever: a trainer that falls silent between two steps is given up.
 - The control plane goes to every engine with a deadline; an error names the engine. After one, all engines are
   cancelled: they answer no request until a later publication is complete.
 - In the NCCL group the sending rank is 0 and the engines follow, each with its tensor-parallel ranks in a row.
@@ -10,6 +11,7 @@ A group is formed once; when an engine joins, leaves or fails it is formed anew 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal
@@ -21,16 +23,19 @@ from actors.weights.channel import WeightsBehind
 class DrivenUpdate:
     """The engine's side of such an update, step by step; one per engine, in its worker."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, deadline_s: float = 120.0) -> None:
         self.engine = engine
+        self.deadline_s = deadline_s  # a trainer that is silent for so long in the middle is given up
         self._pause: AsyncExitStack | None = None
+        self._giving_up: asyncio.Task[None] | None = None
 
     async def step(self, name: str, argument: Any = None) -> None:
-        """`connect` takes the group's settings, `start` nothing, `update` a payload, `finish` the version, `cancel`
-        the reason.
+        """`connect` takes the group's settings, `update` a payload, `finish` the version, `cancel` the reason.
 
         Generation is paused from `start` to `finish` or `cancel`.
         """
+        if self._giving_up is not None:
+            self._giving_up.cancel()
         if name == "connect":
             await self.engine.connect_trainer(argument)
         elif name == "start":
@@ -44,11 +49,23 @@ class DrivenUpdate:
             await self.engine.finish_update(int(argument))
             await self._resume()
         elif name == "cancel":
-            if self._pause is not None:
-                self.engine.invalidate(str(argument))
-                await self._resume()
+            await self._cancel(str(argument))
         else:
             raise ValueError(f"engine {self.engine.name}: {name!r} is no step of a weight update")
+        if self._pause is not None:
+            self._giving_up = asyncio.create_task(self._give_up())
+
+    async def _give_up(self) -> None:
+        await asyncio.sleep(self.deadline_s)
+        self._giving_up = None
+        await self._cancel(f"their trainer was silent for {self.deadline_s:g} s in the middle of an update")
+
+    async def _cancel(self, why: str) -> None:
+        if self._pause is not None:
+            try:
+                await self.engine.abandon_update(why)
+            finally:
+                await self._resume()
 
     async def _resume(self) -> None:
         pause, self._pause = self._pause, None
@@ -102,7 +119,7 @@ class EngineClient:
             try:
                 ray.get(ref)
             except RayError as error:
-                failures[refs[ref]] = str(error)
+                failures[refs[ref]] = str(getattr(error, "cause", error))
         if failures:
             reasons = "; ".join(f"{name}: {why}" for name, why in sorted(failures.items()))
             raise WeightsBehind(f"weights {self.version}: step {step!r} failed on {reasons}")

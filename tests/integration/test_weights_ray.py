@@ -37,7 +37,7 @@ class Worker:
     async def start(self, model_dir: Path) -> None:
         self.engine = await tiny.engine(model_dir, "engine-a")
         self.receiver = WeightReceiver(self.engine, fetch_deadline_s=5.0)
-        self.driven = DrivenUpdate(self.engine)
+        self.driven = DrivenUpdate(self.engine, deadline_s=2.0)
 
     async def update_weights(self, publication: Publication) -> dict[str, Any]:
         return await self.receiver.apply(publication)
@@ -152,9 +152,21 @@ async def test_steps_driven_by_a_trainer_and_one_that_breaks_off(cluster: Cluste
     await assert_serves(cluster, 8)
 
 
+async def test_a_trainer_that_falls_silent_does_not_hold_the_engine(cluster: Cluster) -> None:
+    await cluster.worker.weight_step.remote("start")
+    with pytest.raises(ray.exceptions.RayTaskError, match=r"engine-a .* silent for 2 s"):
+        await asyncio.wait_for(cluster.worker.sample.remote(), 20)
+    await cluster.worker.update_weights.remote(tiny.publication(POLICIES[1], 9))
+    await assert_serves(cluster, 9)
+
+
 async def test_bytes_lost_with_their_learner_are_an_error_and_the_engine_goes_on(cluster: Cluster) -> None:
-    publication = await cluster.learner.publish.remote(9)
+    publication = await cluster.learner.publish.remote(10)
     ray.kill(cluster.learner)
-    with pytest.raises(ray.exceptions.RayTaskError, match="engine-a: the bytes of version 9 are lost"):
+    with pytest.raises(ray.exceptions.OwnerDiedError):  # its death is known when its objects are gone for others too
+        for _ in range(100):
+            await asyncio.to_thread(ray.get, publication.buckets[0], timeout=10)
+            await asyncio.sleep(0.1)
+    with pytest.raises(ray.exceptions.RayTaskError, match="engine-a: the bytes of version 10 are lost"):
         await asyncio.wait_for(cluster.take(publication), 60)
-    await assert_serves(cluster, 8)
+    await assert_serves(cluster, 9)
