@@ -65,13 +65,14 @@ class Session:
             told = f"code of {len(source)} bytes refused: the limit is {config.max_code_bytes} bytes\n"
             return RunResult("error", stderr=told)
         asked = time.monotonic()
-        async with self._lock, self._pool.run_slots:
+        async with self._lock:
             self._check_open()
             try:
                 box = self._box or await self._replace_box()
             except SandboxError as error:
                 return RunResult("infra_error", note=str(error), state_lost=True)
-            result = await self._run_on(box, source, timeout_s, time.monotonic() - asked)
+            async with self._pool.run_slots:
+                result = await self._run_on(box, source, timeout_s, time.monotonic() - asked)
         self._pool.count(result.status)
         return self._told(result)
 

@@ -87,6 +87,7 @@ def become(command: int, result: int, out: int, err: int, work: str, limit: int,
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.argv = [""]
     sys.path.insert(0, work)
+    _reseed(None)  # or every episode of this box would draw the same numbers
     _serve(ours[0], ours[1], ours[2], ours[3], limit)
 
 
@@ -127,8 +128,8 @@ def _serve(command: int, result: int, out: int, err: int, limit: int) -> NoRetur
             continue
 
 
-def _reseed(seed: int) -> None:
+def _reseed(seed: int | None) -> None:
     random.seed(seed)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed(seed % 2**32)
+        numpy_random.seed(None if seed is None else seed % 2**32)

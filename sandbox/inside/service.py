@@ -112,6 +112,10 @@ class HostStream:
     def cancelled(self, run_id: int) -> bool:
         """Read what has arrived during a run; whether it cancels that run."""
         self._read()
+        return self.has_cancel(run_id)
+
+    def has_cancel(self, run_id: int) -> bool:
+        """Whether the cancellation of a run is among what was read."""
         return any(frame.header.get("op") == "cancel" and frame.header.get("id") == run_id for frame in self._frames)
 
 
@@ -138,6 +142,8 @@ class Service:
                 importlib.import_module(name)
             except ImportError as error:
                 missing.append(f"{name}: {error}")
+        if "numpy" in sys.modules:  # recent ones load it late, and a child's seed needs it there
+            importlib.import_module("numpy.random")
         self._premises.open(settings)
         # What is imported stays shared between the parent and its children.
         gc.collect()
@@ -202,6 +208,8 @@ class Service:
 
     def _answer_run(self, header: dict[str, Any], code: bytes) -> None:
         run_id = int(header["id"])
+        if self._stream.has_cancel(run_id):  # nobody waits for it any more
+            return
         lost_before = self._child is None or not self._child.alive()
         if lost_before:
             self._restart_child()

@@ -84,6 +84,32 @@ async def test_a_box_is_retired_after_its_uses():
         assert await eventually(lambda: pool.stats().destroyed == 2 and pool.stats().idle == 1)
 
 
+async def test_episodes_on_one_box_draw_different_numbers_unless_seeded_alike():
+    config = SandboxConfig(**LOCAL, min_sessions=1, max_sessions=1, preimport=("numpy",))
+
+    async def draw(seed: int | None) -> str | None:
+        async with await pool.acquire(episode_id="e", seed=seed) as session:
+            return (await session.run("import numpy, random\n(float(numpy.random.rand()), random.random())")).value
+
+    async with SandboxPool(config) as pool:
+        assert len({await draw(None) for _ in range(4)}) == 4
+        assert await draw(7) == await draw(7) != await draw(8)
+
+
+async def test_runs_that_are_cancelled_at_any_moment_disturb_nobody():
+    async with SandboxPool(SandboxConfig(**LOCAL, min_sessions=1, max_sessions=1)) as pool:
+        for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01):
+            session = await pool.acquire(episode_id="e")
+            running = asyncio.create_task(session.run("import time\ntime.sleep(20)", timeout_s=ENOUGH_S))
+            await asyncio.sleep(delay_s)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await session.release()
+        async with await pool.acquire(episode_id="last", deadline_s=5) as session:
+            assert (await session.run("1")).value == "1"
+        assert pool.stats().created == 1
+
+
 async def test_boxes_beyond_the_minimum_end_when_nobody_wants_them():
     async with SandboxPool(SandboxConfig(**LOCAL, min_sessions=1, max_sessions=3, idle_s=0.5)) as pool:
         sessions = await asyncio.gather(*(pool.acquire(episode_id=f"e{number}") for number in range(3)))
