@@ -91,9 +91,13 @@ class SandboxPool:
         await self.close()
 
     async def acquire(self, *, episode_id: str, deadline_s: float | None = None, seed: int | None = None) -> Session:
-        """A session on a clean box. `seed` seeds `random` and a preimported numpy before the first cell. Raises
-        PoolExhausted, SandboxUnavailable.""" start = time.monotonic() box = await
-        self.take_box(self.config.acquire_deadline_s if deadline_s is None else deadline_s) self._counts.acquired += 1
+        """A session on a clean box. `seed` seeds `random` and a preimported numpy before the first cell.
+
+        Raises PoolExhausted, SandboxUnavailable.
+        """
+        start = time.monotonic()
+        box = await self.take_box(self.config.acquire_deadline_s if deadline_s is None else deadline_s)
+        self._counts.acquired += 1
         return Session(self, box, episode_id, seed, time.monotonic() - start)
 
     def stats(self) -> PoolStats:
