@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens without a sequence × vocabulary buffer.
 
-The head runs over `chunk` rows at a time and its logits are computed again in the backward pass, so peak memory grows
-with the chunk, not with the length. Logits are divided by the sampling temperature and normalised in float32.
+The head runs over one piece of the rows at a time and its logits are computed again in the backward pass, so peak memory
+grows with the piece, not with the length. Logits are divided by the sampling temperature and normalised in float32.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def token_logprobs(
     targets: torch.Tensor,
     *,
     inverse_temperature: torch.Tensor | None = None,
-    chunk: int,
+    pieces: int = 1,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logp [M], entropy [M] in nats), float32.
@@ -75,7 +75,8 @@ def token_logprobs(
         hidden: [M, H] states that predict the targets.
         targets: [M] token ids.
         inverse_temperature: [M] float32 factors on the logits; None: 1.
-        chunk: rows of logits that exist at once. When all M rows fit, nothing is computed twice.
+        pieces: how many even parts the rows are cut into; logits of one part exist at a time. With 1 nothing is computed
+            twice.
         entropy_gradient: whether the entropy is differentiable too (costs one more [n, V] pass).
     """
 
@@ -85,14 +86,13 @@ def token_logprobs(
         logp, entropy = _TokenLogprobs.apply(head(states), wanted, scale, entropy_gradient)
         return logp, entropy
 
-    if hidden.shape[0] <= chunk:
+    if pieces == 1:
         return rows(hidden, targets, inverse_temperature)
+    scales = [None] * pieces if inverse_temperature is None else inverse_temperature.tensor_split(pieces)
     parts = []
-    for start in range(0, hidden.shape[0], chunk):
-        piece = slice(start, start + chunk)
-        scale = None if inverse_temperature is None else inverse_temperature[piece]
+    for piece in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), scales, strict=True):
         if torch.is_grad_enabled():
-            parts.append(checkpoint(rows, hidden[piece], targets[piece], scale, use_reentrant=False))
+            parts.append(checkpoint(rows, *piece, use_reentrant=False))
         else:
-            parts.append(rows(hidden[piece], targets[piece], scale))
+            parts.append(rows(*piece))
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])

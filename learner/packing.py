@@ -34,6 +34,7 @@ class PackedBatch:
     rollout_logp: torch.Tensor  # [B, R] float32
     advantages: torch.Tensor  # [B, R] float32
     turn_ids: torch.Tensor  # [B, R] int64
+    head_pieces: int = 1  # into at least so many pieces the head's rows are cut: as many as on the rank with most rows
 
     def grid(self, values: torch.Tensor) -> torch.Tensor:
         """[B, R] from [M], 0 where no policy token is; the gradient flows."""

@@ -45,7 +45,7 @@ class PolicyModel(torch.nn.Module):  # type: ignore[misc]  # torch is untyped he
             hidden.index_select(0, batch.head_rows),
             batch.targets,
             inverse_temperature=batch.inverse_temperature,
-            chunk=self.chunk,
+            pieces=max(batch.head_pieces, -(-len(batch.targets) // self.chunk)),
             entropy_gradient=entropy_gradient,
         )
 

@@ -137,15 +137,12 @@ class LearnerRank:
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> dict[int, np.ndarray]:
         """This rank's share: index of the sequence -> [R] log-probabilities at its temperature, 0 for tool tokens."""
-        plan = self._plan(sequences)
         found = {}
-        for micro_batch in plan:
-            share = micro_batch[self.rank]
-            batch = pack([sequences[index] for index in share]).on(self.device)
+        for shares, batch in zip(self._plan(sequences), self._my_batches(sequences), strict=True):
             with torch.no_grad():
                 grid = batch.grid(self.engine(batch)[0]).cpu().numpy()
             self._note("logprobs")
-            for row, index in enumerate(share):
+            for row, index in enumerate(shares[self.rank]):
                 whole = np.zeros(len(sequences[index].policy_mask), dtype=np.float32)
                 width = min(len(whole), grid.shape[1])
                 whole[:width] = grid[row, :width]
@@ -199,8 +196,14 @@ class LearnerRank:
         return plan_micro_batches(lengths, ranks=self.world, max_tokens=self.settings.learner.tokens_per_micro_batch)
 
     def _my_batches(self, sequences: Sequence[TrainSequence]) -> list[PackedBatch]:
-        shares = (micro_batch[self.rank] for micro_batch in self._plan(sequences))
-        return [pack([sequences[index] for index in share]).on(self.device) for share in shares]
+        """This rank's micro-batches. Under ZeRO-3 every call of the head is a collective: all ranks call it equally often."""
+        batches = []
+        for shares in self._plan(sequences):
+            batch = pack([sequences[index] for index in shares[self.rank]]).on(self.device)
+            most = max(sum(int(sequences[index].policy_mask.sum()) for index in share) for share in shares)
+            batch.head_pieces = max(1, -(-most // self.settings.learner.logprob_chunk_tokens))
+            batches.append(batch)
+        return batches
 
     def _old_logprobs(self, batches: Iterable[PackedBatch]) -> list[torch.Tensor]:
         found = []

@@ -29,6 +29,10 @@ from toolrl.config import AlgorithmConfig, LearnerConfig, Named
 
 STAGES = (0, 1, 2, 3)
 SEQUENCES = 8
+VARIANTS: dict[str, dict[str, Any]] = {
+    "recomputed": {"zero_stage": 3, "gradient_checkpointing": True, "logprob_chunk_tokens": 16},
+    "offloaded": {"zero_stage": 2, "offload": True, "tokens_per_micro_batch": 100},
+}
 ALGORITHM = AlgorithmConfig(regularizers=[Named("llds", {"weight": 0.2})])
 
 
@@ -102,16 +106,21 @@ def all_cases(rank: int, world: int, port: int, folder: Path, model_dir: Path) -
 
     sequences = random_sequences(SEQUENCES, seed=3)
     stages = STAGES if world > 1 else (0,)
-    for stage in stages:
-        for cap in (100_000, 100):
-            made = LearnerRank(
-                settings(model_dir, zero_stage=stage, tokens_per_micro_batch=cap), rank=rank, world=world, port=port
-            )
-            metrics = made.train_batch(sequences)
-            result = {"metrics": metrics, "gradients": gradients(made), "plan": made._plan(sequences)}
-            if rank == 0:
-                torch.save(result, folder / f"grad_{world}_{stage}_{cap}.pt")
-        checkpoint_round_trip(made, folder / f"checkpoint_{world}_{stage}", sequences)
+    cases: dict[str, dict[str, Any]] = {
+        f"{stage}_{cap}": {"zero_stage": stage, "tokens_per_micro_batch": cap}
+        for stage in stages
+        for cap in (100_000, 100)
+    }
+    if world > 1:
+        cases |= VARIANTS
+    for name, options in cases.items():
+        made = LearnerRank(settings(model_dir, **options), rank=rank, world=world, port=port)
+        metrics = made.train_batch(sequences)
+        result = {"metrics": metrics, "gradients": gradients(made), "plan": made._plan(sequences)}
+        if rank == 0:
+            torch.save(result, folder / f"grad_{world}_{name}.pt")
+        if name.endswith("_100"):
+            checkpoint_round_trip(made, folder / f"checkpoint_{world}_{options['zero_stage']}", sequences)
     for dtype, stage in (("bfloat16", 0), ("bfloat16", 3)) if world > 1 else (("bfloat16", 0),):
         half = LearnerRank(
             RankSettings(str(model_dir), LearnerConfig(zero_stage=stage, learning_rate=1e-3), ALGORITHM, dtype=dtype),
@@ -124,6 +133,19 @@ def all_cases(rank: int, world: int, port: int, folder: Path, model_dir: Path) -
         assert {tensor.dtype for _, tensor in half.weight_source()} == {torch.bfloat16}
     non_finite_is_skipped(LearnerRank, rank, world, port, model_dir)
     several_updates(LearnerRank, rank, world, port, model_dir)
+    forgetting(LearnerRank, rank, world, port, model_dir)
+
+
+def forgetting(rank_class: Any, rank: int, world: int, port: int, model_dir: Path) -> None:
+    """After `reset_optimizer` a step is that of a fresh optimiser: its moments hold the new gradient only."""
+    sequences = random_sequences(SEQUENCES, seed=3)
+    made = rank_class(settings(model_dir, zero_stage=2), rank=rank, world=world, port=port)
+    made.supervised_batch(sequences, 0.0)  # moments without movement
+    made.reset_optimizer()
+    assert made.train_batch(sequences)["optimizer_steps"] == 1
+    fresh = rank_class(settings(model_dir, zero_stage=2), rank=rank, world=world, port=port)
+    fresh.train_batch(sequences)
+    assert made.checksums() == fresh.checksums()
 
 
 def several_updates(rank_class: Any, rank: int, world: int, port: int, model_dir: Path) -> None:
@@ -141,7 +163,7 @@ def several_updates(rank_class: Any, rank: int, world: int, port: int, model_dir
     assert still["optimizer_steps"] == 4
     moving, sums = train(1e-2)
     assert moving["ratio/max"] > 1.01 and moving["ratio/clip_fraction"] > 0 and moving["kl/mean"] > 0
-    again, same = train(1e-2)
+    again, same = train(1e-2)  # a new learner
     assert sums == same
     assert {k: v for k, v in moving.items() if k != "time/learn_s"} == {
         k: v for k, v in again.items() if k != "time/learn_s"
@@ -203,9 +225,10 @@ def test_ranks_micro_batches_and_zero_stages_give_one_gradient(results):
     whole = load(results, "grad_1_0_100000.pt")
     assert len(whole["plan"]) == 1
     others = ["grad_1_0_100.pt"] + [f"grad_2_{stage}_{cap}.pt" for stage in STAGES for cap in (100_000, 100)]
+    others += [f"grad_2_{name}.pt" for name in VARIANTS]
     for name in others:
         other = load(results, name)
-        assert len(other["plan"]) > 1 or name.endswith("_100000.pt")
+        assert len(other["plan"]) > 1 or not name.endswith("_100.pt")
         for parameter, expected in whole["gradients"].items():
             found = other["gradients"][parameter]
             scale = float(expected.abs().max())

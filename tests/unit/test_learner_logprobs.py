@@ -109,6 +109,18 @@ def test_temperatures_may_differ_within_a_batch(model_dir, plain):
         torch.testing.assert_close(logp[row, :size][mask], expected[:size][mask], **ROUNDING)
 
 
+def test_more_pieces_than_rows_change_nothing(model_dir):
+    """A rank with few rows cuts them as often as the one with most."""
+    policy = load_policy(model_dir, dtype="float32", chunk=64)
+    batch = pack(random_sequences(1))
+    whole = policy(batch)[0]
+    batch.head_pieces = len(batch.targets) + 3
+    cut = policy(batch)[0]
+    torch.testing.assert_close(cut, whole, **ROUNDING)
+    cut.sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in policy.parameters())
+
+
 def test_an_empty_share_runs_and_has_a_gradient_of_zero(model_dir):
     policy = load_policy(model_dir, dtype="float32", chunk=64)
     batch = pack([])
@@ -136,13 +148,13 @@ def test_entropy_and_logprob_gradients_by_finite_differences():
     scale = torch.tensor([1.0, 0.5, 2.0, 1.3])
     hidden = torch.randn(4, 5, generator=generator, requires_grad=True)
 
-    def value(states: torch.Tensor, chunk: int = 2) -> torch.Tensor:
+    def value(states: torch.Tensor, pieces: int = 2) -> torch.Tensor:
         logp, entropy = token_logprobs(
             lambda rows: rows @ weight.T,
             states,
             targets,
             inverse_temperature=scale,
-            chunk=chunk,
+            pieces=pieces,
             entropy_gradient=True,
         )
         return (logp * torch.arange(1, 5)).sum() + (entropy * torch.arange(4, 0, -1)).sum()
@@ -159,7 +171,7 @@ def test_entropy_and_logprob_gradients_by_finite_differences():
 
 def test_a_token_that_cannot_be_sampled_has_no_nan_entropy():
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
-    logp, entropy = token_logprobs(lambda rows: rows.clone(), logits, torch.tensor([2]), chunk=4)
+    logp, entropy = token_logprobs(lambda rows: rows.clone(), logits, torch.tensor([2]))
     expected = torch.tensor([0.0, 1.0]).log_softmax(-1)
     torch.testing.assert_close(logp, expected[1:])
     torch.testing.assert_close(entropy, -(expected.exp() * expected).sum()[None])
@@ -177,7 +189,7 @@ def test_peak_memory_follows_the_chunk_and_not_the_length():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logp, _ = token_logprobs(lambda rows: rows @ weight.T, hidden, torch.zeros(4096, dtype=torch.long), chunk=256)
+        logp, _ = token_logprobs(lambda rows: rows @ weight.T, hidden, torch.zeros(4096, dtype=torch.long), pieces=16)
     assert saved < 5_000_000
     logp.sum().backward()
     assert torch.isfinite(weight.grad).all()
