@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ CONFINED_PARENT = "/sbx/box"  # a tmpfs that bubblewrap makes; see `launch`
 EPISODE = "episode"
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_DEADLINE_S = 5.0
+_THREAD_STACK_BYTES = 2**20  # stacks count as memory here, used or not
 
 
 class LocalBox:
@@ -72,6 +74,7 @@ class LocalBox:
         }
         if self._confined:  # the count is per user: without a user of its own it would count strangers
             limits[resource.RLIMIT_NPROC] = int(self._settings["pids"])
+        threading.stack_size(_THREAD_STACK_BYTES)
         for limit, value in limits.items():
             hard = resource.getrlimit(limit)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
