@@ -348,6 +348,20 @@ async def test_an_engine_that_goes_away_is_an_infra_error_and_the_pool_recovers(
     assert await eventually(lambda: not list_boxes(run))
 
 
+async def test_a_memory_hog_does_not_touch_its_neighbour():
+    need("docker")
+    config = SandboxConfig(backend="docker", min_sessions=2, max_sessions=2, memory_mib=64, run=f"hog-{os.getpid()}")
+    async with SandboxPool(config) as pool:
+        hog, neighbour = await asyncio.gather(pool.acquire(episode_id="hog"), pool.acquire(episode_id="neighbour"))
+        await neighbour.run("x = 1", timeout_s=ENOUGH_S)
+        result = await hog.run("hold = []\nwhile True: hold.append(bytearray(2**20))", timeout_s=ENOUGH_S)
+        assert result.status in ("oom", "error") and (result.status == "oom" or "MemoryError" in result.stderr), result
+        after = await neighbour.run("x + 1", timeout_s=ENOUGH_S)
+        assert after.value == "2" and not after.state_lost
+        await hog.release()
+        await neighbour.release()
+
+
 async def test_two_pools_on_one_engine_keep_apart():
     need("docker")
     first, second = f"one-{os.getpid()}", f"two-{os.getpid()}"

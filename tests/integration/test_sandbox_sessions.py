@@ -97,6 +97,10 @@ async def test_a_character_at_the_cap_or_across_reads_stays_whole(session):
     assert result.stdout == "€uro"
 
 
+async def test_numpy_works_near_the_memory_limit(session):
+    assert (await session.run("import numpy\nfloat(numpy.ones(25_000_000).sum())")).value == "25000000.0"
+
+
 async def test_code_over_the_limit_is_refused_without_harm(session):
     await session.run("x = 1")
     result = await session.run("#" * (10 * 2**20))
