@@ -7,7 +7,7 @@ tool token is in neither, has `turn_ids` -1 and its advantage is 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,14 +40,6 @@ class TrainSequence:
             raise ValueError(f"{where}: {response} response tokens but arrays of {[len(array) for array in arrays]}")
         if self.temperature <= 0:
             raise ValueError(f"{where}: temperature {self.temperature}; sampled tokens need one above 0")
-
-
-@dataclass(slots=True)
-class SupervisedTrace:
-    """A conversation to learn by heart: pieces of (token ids, whether they are trained), in order."""
-
-    pieces: list[tuple[list[int], bool]] = field(default_factory=list)
-    id: str = ""
 
 
 def sequences_from(trajectories: Sequence[Trajectory], advantages: Sequence[Sequence[float]]) -> list[TrainSequence]:
@@ -95,30 +87,4 @@ def _sequence(trajectory: Trajectory, turn_advantages: Sequence[float]) -> Train
         temperature=trajectory.temperature,
         trajectory_id=trajectory.id,
         group_id=trajectory.group_id,
-    )
-
-
-def supervised_sequence(trace: SupervisedTrace) -> TrainSequence:
-    """A sequence whose trained pieces are its policy tokens; what comes before the first of them is the prompt.
-
-    Raises:
-        ValueError: nothing is trained, or the first piece is.
-    """
-    first = next((index for index, (ids, trained) in enumerate(trace.pieces) if trained and ids), None)
-    if not first:
-        raise ValueError(f"trace {trace.id!r}: needs an untrained piece first and a trained one after it")
-    prompt = [token for ids, _ in trace.pieces[:first] for token in ids]
-    response = [(token, trained) for ids, trained in trace.pieces[first:] for token in ids]
-    mask = np.asarray([trained for _, trained in response], dtype=bool)
-    starts = np.diff(mask.astype(np.int8), prepend=0) == 1
-    zeros = np.zeros(len(response), dtype=np.float32)
-    return TrainSequence(
-        token_ids=np.asarray(prompt + [token for token, _ in response], dtype=np.int64),
-        prompt_length=len(prompt),
-        policy_mask=mask,
-        loss_mask=mask,
-        rollout_logp=zeros,
-        advantages=zeros,
-        turn_ids=np.where(mask, np.cumsum(starts) - 1, -1).astype(np.int32),
-        trajectory_id=trace.id,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from learner.sequence import SupervisedTrace, TrainSequence, sequences_from, supervised_sequence
+from learner.sequence import TrainSequence, sequences_from
 from toolrl.trajectory import Outcome, Trajectory, Turn
 
 
@@ -63,12 +63,3 @@ def test_contradictions_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=words):
             TrainSequence(**(fields | change))
-
-
-def test_a_trace_trains_its_marked_pieces_only():
-    made = supervised_sequence(SupervisedTrace([([1, 2], False), ([3, 4], True), ([5], False), ([6], True)], "x"))
-    assert made.prompt_length == 2 and made.loss_mask.tolist() == [True, True, False, True]
-    assert made.turn_ids.tolist() == [0, 0, -1, 1]
-    for pieces in ([], [([1], False)], [([1], True)]):
-        with pytest.raises(ValueError, match="trace"):
-            supervised_sequence(SupervisedTrace(pieces))
