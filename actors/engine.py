@@ -96,9 +96,8 @@ class Engine:
     ) -> Engine:
         """Loads the model, starts vLLM's process and makes the first token, so that the first request is a fast one.
 
-        Blocks the event loop while it loads. `version` labels the weights in `model_dir`. `kv_across_updates`: what
-        becomes of the keys and values of requests that span an update. The starting program needs the `if __name__ ==
-        "__main__"` guard.
+        `version` labels the weights in `model_dir`. `kv_across_updates`: what becomes of the keys and values of
+        requests that span an update. The starting program needs the `if __name__ == "__main__"` guard.
 
         Raises:
             EngineStartFailed: with vLLM's reason.
@@ -116,11 +115,8 @@ class Engine:
         )
         try:
             with environment(engine_environment(config, device=resolved)):
-                from vllm.engine.arg_utils import AsyncEngineArgs
-                from vllm.v1.engine.async_llm import AsyncLLM
-
                 engine = cls(
-                    AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)),
+                    await asyncio.to_thread(_launch, arguments),
                     name,
                     version,
                     max_context_tokens=max_context_tokens,
@@ -351,3 +347,11 @@ class Engine:
                 if self.has_weights:
                     self.invalidate("an update broke off")
                 raise UpdateFailed(f"engine {self.name}: an update broke off: {error}") from error
+
+
+def _launch(arguments: dict[str, Any]) -> Any:
+    """vLLM's `AsyncLLM`, ready; in a thread, since importing it alone takes seconds."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ BACKENDS: dict[Transport, str] = {"shared_memory": "toolrl_shared_memory", "nccl
 # found.
 CPU_BLOCK_TOKENS = 32
 CPU_STEP_TOKENS = 2048
+_VLLMS = re.compile(r"VLLM_|TORCHINDUCTOR_|NUMEXPR_MAX_THREADS$|OMP_NUM_THREADS$|LD_PRELOAD$")
 
 
 def engine_arguments(
@@ -98,15 +100,17 @@ def engine_environment(config: EngineConfig, *, device: Device) -> dict[str, str
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets `variables`, and afterwards undoes every change, those that vLLM made itself (LD_PRELOAD, …) included."""
+    """Sets `variables`, and afterwards puts them back, and those that vLLM sets itself for its processes too."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+        for name in [name for name in os.environ if name in variables or _VLLMS.match(name)]:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Device:

@@ -63,15 +63,17 @@ def test_compiled_engines_may_compile() -> None:
 
 def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOLRL_A", "old")
-    monkeypatch.setenv("TOOLRL_C", "kept")
-    monkeypatch.delenv("TOOLRL_B", raising=False)
+    monkeypatch.setenv("VLLM_X", "the user's")
+    for name in ("TOOLRL_B", "LD_PRELOAD", "TOOLRL_C"):
+        monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
     with pytest.raises(RuntimeError), environment({"TOOLRL_A": "new", "TOOLRL_B": "1"}):
         assert (os.environ["TOOLRL_A"], os.environ["TOOLRL_B"]) == ("new", "1")
-        os.environ["TOOLRL_D"] = "a library's own"
-        del os.environ["TOOLRL_C"]
+        os.environ["VLLM_X"] = os.environ["LD_PRELOAD"] = "vLLM's own"
+        os.environ["TOOLRL_C"] = "set by someone else meanwhile"
         raise RuntimeError
-    assert dict(os.environ) == before
+    assert dict(os.environ) == before | {"TOOLRL_C": "set by someone else meanwhile"}
+    monkeypatch.delenv("TOOLRL_C")
 
 
 def test_transports() -> None:
