@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class Engine:
         """Loads the model, starts vLLM's process and makes the first token, so that the first request is a fast one.
 
         `version` labels the weights in `model_dir`. `kv_across_updates`: what becomes of the keys and values of
-        requests that span an update. The starting program needs the `if __name__ == "__main__"` guard.
+        requests that span an update. Blocks the loop while the process starts, about 7 s on a CPU. The starting
+        program needs the `if __name__ == "__main__"` guard.
 
         Raises:
             EngineStartFailed: with vLLM's reason.
@@ -115,8 +117,12 @@ class Engine:
         )
         try:
             with environment(engine_environment(config, device=resolved)):
+                # Importing takes seconds and goes to a thread. The process is started from the loop's own thread: it
+                # ends with the thread that started it (`actors.weights.plugin`).
+                vllm_engine = await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
+                vllm_arguments = importlib.import_module("vllm.engine.arg_utils")
                 engine = cls(
-                    await asyncio.to_thread(_launch, arguments),
+                    vllm_engine.AsyncLLM.from_engine_args(vllm_arguments.AsyncEngineArgs(**arguments)),
                     name,
                     version,
                     max_context_tokens=max_context_tokens,
@@ -347,11 +353,3 @@ class Engine:
                 if self.has_weights:
                     self.invalidate("an update broke off")
                 raise UpdateFailed(f"engine {self.name}: an update broke off: {error}") from error
-
-
-def _launch(arguments: dict[str, Any]) -> Any:
-    """vLLM's `AsyncLLM`, ready; in a thread, since importing it alone takes seconds."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

@@ -83,12 +83,7 @@ class EngineClient:
         self.version = 0  # of the publication under way: vLLM's trainers call `finish_weight_update` without one
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        arguments = {}
-        for index, name in enumerate(self.workers):
-            arguments[name] = dict(init_info)
-            if "rank_offset" in init_info:
-                arguments[name]["rank_offset"] = init_info["rank_offset"] + index * self.ranks_per_engine
-        self._all("connect", arguments)
+        self._all("connect", places_in_group(init_info, list(self.workers), self.ranks_per_engine))
 
     def start_weight_update(self) -> None:
         self._all("start", None)
@@ -123,6 +118,14 @@ class EngineClient:
         if failures:
             reasons = "; ".join(f"{name}: {why}" for name, why in sorted(failures.items()))
             raise WeightsBehind(f"weights {self.version}: step {step!r} failed on {reasons}")
+
+
+def places_in_group(init_info: Mapping[str, Any], names: list[str], ranks_per_engine: int) -> dict[str, dict[str, Any]]:
+    """`init_info` for each engine by name, with `rank_offset`, where the transport has one, at the engine's first rank."""
+    if "rank_offset" not in init_info:
+        return {name: dict(init_info) for name in names}
+    first = init_info["rank_offset"]
+    return {name: {**init_info, "rank_offset": first + index * ranks_per_engine} for index, name in enumerate(names)}
 
 
 class TrainerDrivenWeights:

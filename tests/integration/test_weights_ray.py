@@ -22,7 +22,7 @@ import ray
 from actors.engine import Generated
 from actors.weights import Publication, WeightChannel, WeightReceiver, WeightsBehind, publish
 from actors.weights.shared_memory import staged
-from actors.weights.trainer_driven import DrivenUpdate, EngineClient
+from actors.weights.trainer_driven import DrivenUpdate, EngineClient, places_in_group
 from tests.integration import tiny_engines as tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.ray, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -158,6 +158,23 @@ async def test_a_trainer_that_falls_silent_does_not_hold_the_engine(cluster: Clu
         await asyncio.wait_for(cluster.worker.sample.remote(), 20)
     await cluster.worker.update_weights.remote(tiny.publication(POLICIES[1], 9))
     await assert_serves(cluster, 9)
+
+
+async def test_vllms_gpu_transports_take_what_we_give_them() -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+    from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    assert {
+        "nccl",
+        "ipc",
+    } <= WeightTransferEngineFactory._registry.keys() & WeightTransferTrainerFactory._registry.keys()
+    assert NCCLTrainerInitInfo("10.0.0.1", 29500, 5, rank=0).is_sender
+    assert IPCTrainerInitInfo(packed=True, rank=1).backend == "ipc"
+    info = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 5}
+    places = places_in_group(info, ["a", "b"], ranks_per_engine=2)
+    assert [NCCLWeightTransferInitInfo(**places[name]).rank_offset for name in ("a", "b")] == [1, 3]
 
 
 async def test_bytes_lost_with_their_learner_are_an_error_and_the_engine_goes_on(cluster: Cluster) -> None:
