@@ -123,13 +123,13 @@ def resolve_device(device: Literal["auto", "cpu", "cuda"]) -> Device:
 
 
 def resolve_transport(transport: Literal["auto", "shared_memory", "nccl", "ipc"], device: Device) -> Transport:
-    """`auto` is NCCL for an engine on GPUs and shared memory on CPUs.
+    """`auto` is shared memory, which works everywhere; `nccl` and `ipc` need a learner that drives them.
 
     Raises:
         ValueError: a GPU transport for an engine without one.
     """
     if transport == "auto":
-        return "nccl" if device == "cuda" else "shared_memory"
+        return "shared_memory"
     if transport != "shared_memory" and device == "cpu":
         raise ValueError(
             f"weights.transport={transport} needs the engine on a GPU, and it is on a CPU; use auto or shared_memory"

@@ -77,7 +77,7 @@ def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch
 
 
 def test_transports() -> None:
-    assert resolve_transport("auto", "cpu") == resolve_transport("shared_memory", "cuda") == "shared_memory"
-    assert resolve_transport("auto", "cuda") == "nccl"
+    assert resolve_transport("auto", "cpu") == resolve_transport("auto", "cuda") == "shared_memory"
+    assert resolve_transport("nccl", "cuda") == "nccl"
     with pytest.raises(ValueError, match=r"weights\.transport=ipc needs the engine on a GPU"):
         resolve_transport("ipc", "cpu")
