@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from learner.sequence import TrainSequence
 from learner.settings import RankSettings
 from toolrl.config import RunConfig
 from toolrl.errors import RunError
+
+log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 300.0
 PROBE_DEADLINE_S = 3.0
@@ -126,6 +129,9 @@ class LearnerGroup:
         if not sequences:
             raise ValueError("train: no sequences; skip a batch in which no trajectory counts")
         metrics: dict[str, float] = (await self._all("train_batch", ray.put(list(sequences))))[0]
+        if metrics["skipped_steps"]:
+            records = (await self._all("skipped_steps"))[0][-int(metrics["skipped_steps"]) :]
+            log.warning("optimiser steps skipped because a loss or gradient was not finite: %s", records)
         return metrics
 
     async def supervised(

@@ -275,6 +275,10 @@ class LearnerRank:
     def _note(self, phase: str) -> None:
         self.phase = (phase, self.phase[1] + 1, time.monotonic())
 
+    def skipped_steps(self) -> list[SkippedStep]:
+        """Every step that was not applied since the start, with its trajectories."""
+        return self.skipped
+
     def pid(self) -> int:
         return os.getpid()
 

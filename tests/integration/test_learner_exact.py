@@ -98,7 +98,12 @@ def gradients(rank: Any) -> dict[str, torch.Tensor]:
 
 
 def weights(rank: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in rank.weight_source()}
+    source = rank.weight_source()
+    found = {name: tensor.clone() for name, tensor in source}
+    assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [
+        (name, tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()
+    ]
+    return found
 
 
 def all_cases(rank: int, world: int, port: int, folder: Path, model_dir: Path) -> None:
