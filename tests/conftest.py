@@ -1,0 +1,7 @@
+"""What every test needs before torch is imported."""
+
+import os
+
+# One thread a process: the tests run beside engines and learner ranks on few cores, and small tensors gain nothing from more.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
