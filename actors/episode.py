@@ -160,6 +160,13 @@ class EpisodeRunner:
         """Samples one turn; None when no room is left for a single token (the outcome is then set)."""
         tokens = trajectory.context_ids
         room, limit = self._room(trajectory)
+        if room <= 0 and not trajectory.turns:
+            trajectory.outcome, trajectory.limit = Outcome.REWARD_MISSING, "prompt_tokens"
+            trajectory.metadata["reward_missing"] = (
+                f"a prompt of {len(tokens)} tokens leaves no room in "
+                f"rollout.max_context_tokens={self.config.max_context_tokens}"
+            )
+            return None
         if room <= 0:
             trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
             return None
@@ -187,6 +194,8 @@ class EpisodeRunner:
         trajectory.turns.append(turn)
         if made.finish_reason == "length":
             trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
+        elif made.finish_reason == "abort":  # ended from outside: what the policy would have said is not known
+            trajectory.outcome = Outcome.CANCELLED
         return turn
 
     def _room(self, trajectory: Trajectory, *, turn_tokens: bool = True) -> tuple[int, LimitName]:
@@ -202,7 +211,7 @@ class EpisodeRunner:
 
     def _settle(self, trajectory: Trajectory, turn: Turn, parsed: Parsed, calls_made: int) -> None:
         """Sets the outcome when `turn` was the last one."""
-        if trajectory.outcome is not None:  # cut at a limit: whatever the text holds, it is unfinished
+        if trajectory.outcome is not None:  # cut short: whatever the text holds, it is unfinished
             return
         asked = len(parsed.calls) + len(parsed.errors)
         if asked == 0:
@@ -229,11 +238,16 @@ class EpisodeRunner:
         _add(trajectory.timings, "tool_s", time.monotonic() - started)
         _add(trajectory.timings, "tool_queue_s", sum(result.queue_s for result in results))
         room, limit = self._room(trajectory, turn_tokens=False)
-        budget = min(self.config.max_observation_tokens, room - 1)  # one token at least is left for an answer
+        room -= 1  # one token at least is left for an answer
+        budget = min(self.config.max_observation_tokens, room)
         try:
             token_ids = await self._observe(turn, results, budget)
-        except ObservationTooLong:  # not even an empty observation fits
-            trajectory.outcome, trajectory.limit, token_ids = Outcome.LENGTH, limit, []
+        except ObservationTooLong as error:  # not even an empty observation fits
+            least = budget + error.needed - error.budget
+            if least <= room:  # it does: `max_observation_tokens` cuts results, it ends no episode
+                token_ids = await self._observe(turn, results, least)
+            else:
+                trajectory.outcome, trajectory.limit, token_ids = Outcome.LENGTH, limit, []
         trajectory.turns.append(Turn(kind="tool", token_ids=token_ids, results=results))
 
     def _begin_afresh(self, trajectory: Trajectory, task: Task) -> None:

@@ -49,7 +49,7 @@ _TRAINED = frozenset({Outcome.ANSWERED, Outcome.NO_ANSWER, Outcome.LENGTH, Outco
 ToolStatus = Literal[
     "ok", "error", "timeout", "oom", "output_limit", "died", "protocol_violation", "infra_error", "invalid_call"
 ]
-LimitName = Literal["turn_tokens", "response_tokens", "context_tokens", "turns", "calls"]
+LimitName = Literal["turn_tokens", "response_tokens", "context_tokens", "prompt_tokens", "turns", "calls"]
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Trajectory:
     prompt_ids: list[int]
     turns: list[Turn] = field(default_factory=list)
     outcome: Outcome | None = None  # None while the episode runs
-    limit: LimitName | None = None  # which limit bound, for `length` and `tool_limit`
+    limit: LimitName | None = None  # which limit bound, for `length`, `tool_limit` and a prompt without room
     answer: str | None = None
     rewards: dict[str, float] = field(default_factory=dict)  # named trajectory rewards, already weighted
     temperature: float = 1.0

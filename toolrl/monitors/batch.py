@@ -8,10 +8,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
-from toolrl.trajectory import Outcome, ToolResult, Trajectory, staleness
+from toolrl.trajectory import LimitName, Outcome, ToolResult, Trajectory, staleness
 
-LIMITS = ("turn_tokens", "response_tokens", "context_tokens", "turns", "calls")
+LIMITS = get_args(LimitName)
 FORMAT_STATES = ("healthy_call", "healthy_answer", "polluted", "collapsed")
 
 
