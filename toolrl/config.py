@@ -237,6 +237,7 @@ class RunConfig:
     runs_dir: str = "runs"
     seed: int = 0
     quiet: bool = False  # plain log lines instead of the live screen
+    wandb_project: Optional[str] = None  # also send metrics to Weights & Biases
     model: ModelConfig = field(default_factory=ModelConfig)
     tasks: TaskConfig = field(default_factory=TaskConfig)
     tools: list[ToolConfig] = field(default_factory=lambda: [ToolConfig()])

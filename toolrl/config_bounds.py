@@ -25,7 +25,12 @@ BOUNDS: dict[str, tuple[float, float, bool, str]] = {
     "sandbox.max_output_bytes": (256, math.inf, False, "at least 256"),
     "rollout.workers": (1, math.inf, False, "at least 1"),
     "rollout.concurrency": (1, math.inf, False, "at least 1"),
-    "rollout.temperature": (0, math.inf, True, "above 0: greedy samples have no distribution to train"),
+    "rollout.temperature": (
+        0,
+        2,
+        True,
+        "above 0 (greedy samples have no distribution to train) and at most 2 (vLLM's limit)",
+    ),
     "rollout.max_turns": (1, math.inf, False, "at least 1"),
     "rollout.max_calls_per_turn": (1, math.inf, False, "at least 1"),
     "rollout.max_turn_tokens": (1, math.inf, False, "at least 1"),

@@ -5,6 +5,7 @@ The files are the same whatever is shown, and nothing here has an effect on trai
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -25,6 +26,7 @@ from toolrl.app.viewer.summary import summary
 from toolrl.config import RunConfig
 from toolrl.ledger import Ledger
 from toolrl.monitors.metrics_log import MetricsLog, read_metrics
+from toolrl.monitors.wandb_log import WandbLog
 from toolrl.trajectory import Trajectory
 
 _RECENT = 10  # steps that the time left is estimated from
@@ -43,6 +45,9 @@ class View:
         self._started = self._last_step = time.monotonic()
         self._step_times: list[float] = []
         self._log = MetricsLog(folder.path)
+        self._wandb = (
+            WandbLog(config.wandb_project, folder.path, dataclasses.asdict(config)) if config.wandb_project else None
+        )
         self._live: Live | None = None
         if self.console.is_terminal and not config.quiet:
             # Redrawn by its own thread, so that clocks run while a step takes long; prints and logs appear above it.
@@ -58,6 +63,8 @@ class View:
     ) -> None:
         self._stop_live()
         self._log.close()
+        if self._wandb is not None:
+            self._wandb.close()
 
     def stage(self, text: str) -> None:
         """What is being done now."""
@@ -80,6 +87,8 @@ class View:
         self._step_times = [*self._step_times, step_s][-_RECENT:]
         complete = {**metrics, POLICY_TOKENS_PER_S: metrics.get("tokens/policy", 0.0) / max(step_s, 1e-9)}
         self._log.write(step, version, self._before_s + now - self._started, complete)
+        if self._wandb is not None:
+            self._wandb.write(step, version, complete)
         shown = chosen(trajectories, self.config.loop.shown_trajectories_per_step)
         if shown:
             self._keep(shown, self.folder.trajectories_of(step))
