@@ -178,8 +178,9 @@ class LearnerGroup:
         await self._all("export_hf", folder)
 
     async def reset_optimizer(self) -> None:
-        """After a supervised start: moments forgotten, schedule from its beginning."""
+        """After a supervised start: moments forgotten, schedule from its beginning, the reference is the policy of now."""
         await self._all("reset_optimizer")
+        await self._all("freeze_reference")
 
     async def call(self, method: str, *arguments: Any) -> list[Any]:
         """`LearnerRank.method(*arguments)` on every rank: the answers in rank order."""

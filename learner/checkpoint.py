@@ -18,13 +18,25 @@ import torch
 
 TAG = "state"
 COMPLETE = "complete.json"
+REFERENCE = "reference.pt"
 
 
-def save_checkpoint(engine: Any, folder: Path, counters: dict[str, int], *, rank: int, world: int) -> None:
-    """Collective; `counters` is what the rank counts (optimiser steps, batches)."""
+def save_checkpoint(
+    engine: Any,
+    folder: Path,
+    counters: dict[str, int],
+    reference: dict[str, torch.Tensor] | None = None,
+    *,
+    rank: int,
+    world: int,
+) -> None:
+    """Collective; `counters` is what the rank counts, `reference` the weights of a reference model that are kept nowhere else."""
     folder.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         (folder / COMPLETE).unlink(missing_ok=True)
+        (folder / REFERENCE).unlink(missing_ok=True)
+        if reference is not None:
+            torch.save(reference, folder / REFERENCE)
     engine.save_checkpoint(str(folder), tag=TAG)
     torch.save(_random_states(), folder / f"random_rank{rank}.pt")
     if world > 1:
@@ -38,8 +50,14 @@ def save_checkpoint(engine: Any, folder: Path, counters: dict[str, int], *, rank
         torch.distributed.barrier()
 
 
-def load_checkpoint(engine: Any, folder: Path, *, rank: int, world: int) -> dict[str, int]:
-    """Collective; the counters that were saved.
+def has_reference(folder: Path) -> bool:
+    return (folder / REFERENCE).exists()
+
+
+def load_checkpoint(
+    engine: Any, folder: Path, reference: torch.nn.Module | None = None, *, rank: int, world: int
+) -> dict[str, int]:
+    """Collective; the counters that were saved. `reference` gets its weights too where they are in the folder.
 
     Raises:
         ValueError: the folder holds no complete checkpoint, or one of another number of ranks or another ZeRO stage.
@@ -56,6 +74,8 @@ def load_checkpoint(engine: Any, folder: Path, *, rank: int, world: int) -> dict
                 "start it with the same number of ranks and ZeRO stage, or from an exported model"
             )
     engine.load_checkpoint(str(folder), tag=TAG)
+    if reference is not None and has_reference(folder):
+        reference.load_state_dict(torch.load(folder / REFERENCE, map_location="cpu"))
     _restore(torch.load(folder / f"random_rank{rank}.pt", weights_only=False))
     counters: dict[str, int] = facts["counters"]
     return counters

@@ -10,15 +10,15 @@ between engine and trainer. Everything a metric needs is summed here on the devi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from learner.metrics import Sums
 from learner.packing import PackedBatch
 from learner.sequence import TrainSequence
 from toolrl.algorithms.aggregation import token_weights
-from toolrl.algorithms.diagnostics import N_SUMS, combine, ratio_metrics
 from toolrl.algorithms.masks import inside
 from toolrl.algorithms.registries import correction_registry, policy_loss_registry, regularizer_registry
 from toolrl.algorithms.regularizers.terms import LossInputs
@@ -41,49 +41,6 @@ class GlobalCounts:
             loss_sequences=sum(bool(s.loss_mask.any()) for s in sequences),
             policy_tokens=sum(int(s.policy_mask.sum()) for s in sequences),
             preserved_tokens=sum(int((s.policy_mask & (s.advantages >= 0)).sum()) for s in sequences),
-        )
-
-
-@dataclass(slots=True)
-class Sums:
-    """What one rank saw, added over micro-batches and updates; float64 on the device."""
-
-    totals: dict[str, torch.Tensor] = field(default_factory=dict)
-    largest: dict[str, torch.Tensor] = field(default_factory=dict)
-    ratios: list[torch.Tensor] = field(default_factory=list)
-
-    def add(self, **values: torch.Tensor) -> None:
-        for name, value in values.items():
-            value = value.detach().double()
-            self.totals[name] = self.totals[name] + value if name in self.totals else value
-
-    def keep_largest(self, **values: torch.Tensor) -> None:
-        for name, value in values.items():
-            value = value.detach().double()
-            self.largest[name] = torch.maximum(self.largest[name], value) if name in self.largest else value
-
-    def over_ranks(self, world: int) -> Sums:
-        """The same of all ranks; every rank must have seen the same names."""
-        if world == 1:
-            return self
-        names, tops = sorted(self.totals), sorted(self.largest)
-        ratios = combine(self.ratios) if self.ratios else torch.zeros(N_SUMS, dtype=torch.float64)
-        device = next(iter(self.totals.values())).device
-        added = torch.cat([torch.stack([self.totals[name] for name in names]), ratios.to(device)])
-        highest = torch.stack([self.largest[name] for name in tops] + [ratios[0].to(device)])
-        torch.distributed.all_reduce(added)
-        torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX)
-        joined = added[len(names) :].clone()
-        joined[0] = highest[-1]
-        return Sums(
-            dict(zip(names, added, strict=False)),
-            dict(zip(tops, highest, strict=False)),
-            [joined] if self.ratios else [],
-        )
-
-    def ratio_metrics(self) -> dict[str, float]:
-        return (
-            {name: float(value) for name, value in ratio_metrics(combine(self.ratios)).items()} if self.ratios else {}
         )
 
 

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from learner.checkpoint import load_checkpoint, save_checkpoint
+from learner.checkpoint import has_reference, load_checkpoint, save_checkpoint
 from learner.deepspeed_engine import DeepSpeedEngine, join_process_group
 from learner.export import export_hf
-from learner.objective import GlobalCounts, PolicyObjective, Sums, supervised_loss
+from learner.metrics import Sums, policy_metrics, step_metrics, supervised_metrics
+from learner.objective import GlobalCounts, PolicyObjective, supervised_loss
 from learner.packing import PackedBatch, model_tokens, pack
 from learner.planning import plan_micro_batches, split_updates
 from learner.policy import PolicyModel, load_policy
@@ -60,6 +61,7 @@ class LearnerRank:
         )
         self.objective = PolicyObjective(settings.algorithm, max_response_tokens=settings.max_response_tokens)
         self.reference = self._load().requires_grad_(False).eval() if self.objective.needs_reference else None
+        self.reference_moved = False  # since it was loaded from `model_dir`
         self.engine = DeepSpeedEngine(
             self._load(gradient_checkpointing=config.gradient_checkpointing), config, dtype=settings.dtype, world=world
         )
@@ -112,9 +114,8 @@ class LearnerRank:
             norms.append(norm)
             skipped += not applied
         self.batches += 1
-        metrics = self._policy_metrics(sums.over_ranks(self.world), len(parts))
-        metrics |= self._step_metrics(sequences, norms, skipped, rate, time.monotonic() - started)
-        return metrics
+        metrics = policy_metrics(sums.over_ranks(self.world), len(parts))
+        return metrics | step_metrics(sequences, norms, skipped, rate) | self._counters(started)
 
     def supervised_batch(
         self, sequences: Sequence[TrainSequence], learning_rate: float | None = None
@@ -130,10 +131,8 @@ class LearnerRank:
             self.engine.backward(supervised_loss(batch, logp, entropy, counts, sums))
         rate = self._schedule() if learning_rate is None else learning_rate
         norm, applied = self._step(rate, sequences, sums, "supervised_loss")
-        found = sums.over_ranks(self.world).totals
-        tokens = max(1.0, float(found["tokens"]))
-        metrics = {"loss/supervised": float(found["supervised_loss"]), "entropy/mean": float(found["entropy"]) / tokens}
-        return metrics | self._step_metrics(sequences, [norm], int(not applied), rate, time.monotonic() - started)
+        metrics = supervised_metrics(sums.over_ranks(self.world))
+        return metrics | step_metrics(sequences, [norm], int(not applied), rate) | self._counters(started)
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> dict[int, np.ndarray]:
         """This rank's share: index of the sequence -> [R] log-probabilities at its temperature, 0 for tool tokens."""
@@ -154,16 +153,28 @@ class LearnerRank:
         self.engine.reset_optimizer()
         self.optimizer_steps = 0
 
+    def freeze_reference(self) -> None:
+        """The reference model becomes the policy as it is now (after a supervised start); nothing without a reference."""
+        if self.reference is None:
+            return
+        frozen = dict(self.reference.causal_lm.named_parameters())
+        with torch.no_grad():
+            for name, tensor in self.weight_source():
+                frozen[name].copy_(tensor)
+        self.reference_moved = True
+
     def save_checkpoint(self, folder: str | Path) -> None:
-        """Model, optimiser, schedule and random states, of this rank, into a folder shared by all ranks."""
+        """Model, optimiser, schedule, random states and a reference that moved, into a folder shared by all ranks."""
         self._note("save")
         counters = {"optimizer_steps": self.optimizer_steps, "batches": self.batches}
-        save_checkpoint(self.engine.raw, Path(folder), counters, rank=self.rank, world=self.world)
+        reference = self.reference.state_dict() if self.reference is not None and self.reference_moved else None
+        save_checkpoint(self.engine.raw, Path(folder), counters, reference, rank=self.rank, world=self.world)
 
     def load_checkpoint(self, folder: str | Path) -> None:
         """What `save_checkpoint` wrote, with the same number of ranks and the same ZeRO stage."""
         self._note("load")
-        counters = load_checkpoint(self.engine.raw, Path(folder), rank=self.rank, world=self.world)
+        counters = load_checkpoint(self.engine.raw, Path(folder), self.reference, rank=self.rank, world=self.world)
+        self.reference_moved = self.reference is not None and has_reference(Path(folder))
         self.optimizer_steps, self.batches = counters["optimizer_steps"], counters["batches"]
 
     def weight_source(self) -> WeightSource:
@@ -238,38 +249,11 @@ class LearnerRank:
             self.skipped.append(SkippedStep(self.optimizer_steps, float(sums.totals[loss]), ids))
         return norm, applied
 
-    def _policy_metrics(self, sums: Sums, updates: int) -> dict[str, float]:
-        totals = {name: float(value) for name, value in sums.totals.items()}
-        tokens = max(1.0, totals["tokens"])
-        metrics = {
-            "loss/policy": totals["policy_loss"] / updates,
-            "entropy/mean": totals["entropy"] / tokens,
-            "logp/mean": totals["logp"] / tokens,
-            "gap/mean_abs_logp": totals["gap"] / tokens,
-            "gap/max_abs_logp": float(sums.largest["gap"]),
-        }
-        metrics |= {
-            f"{'kl/mean' if name == 'term_kl' else 'loss/' + name[5:]}": value / updates
-            for name, value in totals.items()
-            if name.startswith("term_")
-        }
-        return metrics | sums.ratio_metrics()
-
-    def _step_metrics(
-        self, sequences: Sequence[TrainSequence], norms: list[float], skipped: int, rate: float, seconds: float
-    ) -> dict[str, float]:
-        finite = [norm for norm in norms if norm < float("inf")]
+    def _counters(self, started: float) -> dict[str, float]:
         return {
-            "grad/norm": sum(finite) / len(finite) if finite else float("inf"),
-            "grad/norm_max": max(norms),
-            "lr": rate,
-            "skipped_steps": float(skipped),
-            "skipped_steps/total": float(len(self.skipped)),
-            "alarm/nonfinite": float(skipped > 0),
             "optimizer_steps": float(self.optimizer_steps),
-            "tokens/policy": float(sum(int(sequence.policy_mask.sum()) for sequence in sequences)),
-            "tokens/total": float(sum(len(sequence.token_ids) for sequence in sequences)),
-            "time/learn_s": seconds,
+            "skipped_steps/total": float(len(self.skipped)),
+            "time/learn_s": time.monotonic() - started,
         }
 
     def _note(self, phase: str) -> None:

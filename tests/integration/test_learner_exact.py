@@ -139,6 +139,24 @@ def all_cases(rank: int, world: int, port: int, folder: Path, model_dir: Path) -
     non_finite_is_skipped(LearnerRank, rank, world, port, model_dir)
     several_updates(LearnerRank, rank, world, port, model_dir)
     forgetting(LearnerRank, rank, world, port, model_dir)
+    reference_follows(LearnerRank, rank, world, port, model_dir, folder)
+
+
+def reference_follows(rank_class: Any, rank: int, world: int, port: int, model_dir: Path, folder: Path) -> None:
+    """KL is to the policy that was frozen, also after a checkpoint went to a new learner."""
+    sequences = random_sequences(SEQUENCES, seed=3)
+    algorithm = AlgorithmConfig(regularizers=[Named("kl", {"weight": 0.1})])
+    config = LearnerConfig(learning_rate=0.0, updates_per_batch=1, zero_stage=3 if world > 1 else 0)
+    wanted = RankSettings(str(model_dir), config, algorithm)
+    made = rank_class(wanted, rank=rank, world=world, port=port)
+    made.supervised_batch(sequences, 1e-2)
+    assert made.train_batch(sequences)["kl/mean"] > 0
+    made.freeze_reference()
+    assert made.train_batch(sequences)["kl/mean"] == 0.0
+    made.save_checkpoint(folder / f"reference_{world}")
+    later = rank_class(wanted, rank=rank, world=world, port=port)
+    later.load_checkpoint(folder / f"reference_{world}")
+    assert later.train_batch(sequences)["kl/mean"] == 0.0
 
 
 def forgetting(rank_class: Any, rank: int, world: int, port: int, model_dir: Path) -> None:

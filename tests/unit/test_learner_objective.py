@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objective import GlobalCounts, PolicyObjective, Sums, supervised_loss
+from learner.metrics import Sums
+from learner.objective import GlobalCounts, PolicyObjective, supervised_loss
 from learner.packing import PackedBatch, pack
 from tests.unit.learner_fixtures import random_sequences
 from toolrl.algorithms import aggregate, corrections, policy_losses, regularizers
