@@ -82,18 +82,8 @@ class RolloutWorker:
         tokenizer = await asyncio.to_thread(
             AutoTokenizer.from_pretrained, self.model_dir, trust_remote_code=config.model.trust_remote_code
         )
-        self.engine = await Engine.start(
-            self.model_dir,
-            config.engine,
-            dtype=config.model.dtype,
-            max_context_tokens=config.rollout.max_context_tokens,
-            seed=config.seed,
-            name=self.name,
-        )
-        self._stack.push_async_callback(self.engine.stop)
-        self.receiver = WeightReceiver(self.engine)
-        self.sandbox = await self._stack.enter_async_context(SandboxPool(sandbox_config(config)))
-        checker = await self._stack.enter_async_context(AnswerChecker(config.tasks))
+        # First what a wrong setting or file can break, for it takes no time; then the engine, which takes most of it.
+        self.sandbox = SandboxPool(sandbox_config(config))
         self.toolbox = Toolbox.build(config.tools, interpreter=self.sandbox, seed=config.seed)
         self.parser = toolcalls.get(
             config.rollout.parser, external=partial(_vllm_parser, tokenizer, self.toolbox.schemas)
@@ -107,6 +97,18 @@ class RolloutWorker:
             parser=self.parser,
         )
         self.tasks = await asyncio.to_thread(tasks.build, config.tasks, config.seed)
+        self.engine = await Engine.start(
+            self.model_dir,
+            config.engine,
+            dtype=config.model.dtype,
+            max_context_tokens=config.rollout.max_context_tokens,
+            seed=config.seed,
+            name=self.name,
+        )
+        self._stack.push_async_callback(self.engine.stop)
+        self.receiver = WeightReceiver(self.engine)
+        await self._stack.enter_async_context(self.sandbox)
+        checker = await self._stack.enter_async_context(AnswerChecker(config.tasks))
         for verifier in self.tasks.verifiers:  # a wrong import path is found now, not at the first answer
             await checker.load(verifier)
         self.episodes = EpisodeRunner(

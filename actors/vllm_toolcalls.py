@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser.engine.parser_engine_config import ParserState
 from vllm.tool_parsers import ToolParserManager
 
+from toolrl.errors import UserError
 from toolrl.registry import UnknownName, nearest
 from toolrl.toolcalls import FormatState, Parsed, Parser, call_id
 from toolrl.toolcalls.format_state import format_state
@@ -30,7 +31,7 @@ _THINKING = re.compile(r"think|reason|response|result|output", re.IGNORECASE)
 _CALLING = re.compile(r"tool|call|func|python|invoke", re.IGNORECASE)
 
 
-class ParserUnavailable(ValueError):
+class ParserUnavailable(UserError):
     """vLLM's parser does not work with this tokenizer, or not on text; the message says why."""
 
 

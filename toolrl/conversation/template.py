@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from toolrl.errors import UserError
 from toolrl.trajectory import ToolCall
 
 ToolSchema = dict[str, Any]
 Message = dict[str, Any]
 
 
-class TemplateRefused(ValueError):
+class TemplateRefused(UserError):
     """A chat template that cannot be continued token by token; the message says what it rewrites or leaves out."""
 
 
