@@ -23,13 +23,10 @@ from actors.engine import Engine, EngineDied
 from actors.episode import EpisodeRunner, Seat
 from actors.replay import Entry, Ticket
 from actors.weights import Publication, WeightReceiver
-from sandbox import SandboxConfig, SandboxPool
-from toolrl import tasks, toolcalls
+from actors.worker_setup import Setup
 from toolrl.config import RunConfig
-from toolrl.conversation import ChatFormat
 from toolrl.rewards import RewardPipeline
 from toolrl.tasks import AnswerChecker, Task
-from toolrl.tools import Toolbox
 from toolrl.trajectory import Outcome, Trajectory
 from toolrl.trajectory_codec import encode
 
@@ -39,22 +36,6 @@ HEARTBEATS_PER_LEASE = 6
 LOOP_PROBE_S = 0.1
 TICKET_WAIT_S = 1.0
 ENGINE_DIED = 70  # exit code of a worker without an engine
-
-
-def sandbox_config(config: RunConfig) -> SandboxConfig:
-    """The interpreter service's own configuration from the run's."""
-    wanted = config.sandbox
-    return SandboxConfig(
-        backend=wanted.backend,
-        image=wanted.image,
-        runtime=wanted.runtime,
-        min_sessions=wanted.min_sessions,
-        max_sessions=wanted.max_sessions,
-        memory_mib=wanted.memory_mib,
-        max_output_bytes=wanted.max_output_bytes,
-        preimport=tuple(wanted.preimport),
-        run=config.name,
-    )
 
 
 class RolloutWorker:
@@ -75,28 +56,11 @@ class RolloutWorker:
 
     async def start(self) -> dict[str, Any]:
         """Starts the engine, the interpreter pool and the verifier; returns what a person wants to know about them."""
-        from transformers import AutoTokenizer
-
         started = time.monotonic()
         config = self.config
-        tokenizer = await asyncio.to_thread(
-            AutoTokenizer.from_pretrained, self.model_dir, trust_remote_code=config.model.trust_remote_code
-        )
-        # First what a wrong setting or file can break, for it takes no time; then the engine, which takes most of it.
-        self.sandbox = SandboxPool(sandbox_config(config))
-        self.toolbox = Toolbox.build(config.tools, interpreter=self.sandbox, seed=config.seed)
-        self.parser = toolcalls.get(
-            config.rollout.parser, external=partial(_vllm_parser, tokenizer, self.toolbox.schemas)
-        )
-        self.chat = ChatFormat(
-            tokenizer,
-            tools=self.toolbox.schemas,
-            chat_template=config.model.chat_template,
-            template_options=config.model.template_options,
-            on_rewritten_history=config.model.on_rewritten_history,
-            parser=self.parser,
-        )
-        self.tasks = await asyncio.to_thread(tasks.build, config.tasks, config.seed)
+        # First what a wrong setting or file can break; then the engine, which takes most of the time.
+        setup = await asyncio.to_thread(Setup.of, config, self.model_dir)
+        self.sandbox, self.tasks = setup.sandbox, setup.tasks
         self.engine = await Engine.start(
             self.model_dir,
             config.engine,
@@ -113,12 +77,12 @@ class RolloutWorker:
             await checker.load(verifier)
         self.episodes = EpisodeRunner(
             self.engine,
-            self.chat,
-            self.parser,
-            self.toolbox,
+            setup.chat,
+            setup.parser,
+            setup.toolbox,
             RewardPipeline(config.rewards, checker),
             config.rollout,
-            tokenizer=tokenizer,
+            tokenizer=setup.tokenizer,
             answer=config.tasks.answer,
         )
         self._background = [asyncio.create_task(self._measure_loop_lag())]
@@ -251,12 +215,6 @@ class RolloutWorker:
         for task in self._background:
             task.cancel()
         await self._stack.aclose()
-
-
-def _vllm_parser(tokenizer: Any, schemas: list[dict[str, Any]], name: str) -> toolcalls.Parser:
-    from actors.vllm_toolcalls import vllm_parser_factory
-
-    return vllm_parser_factory(tokenizer, schemas)(name)
 
 
 def _failed(task: Task, seat: Seat, error: Exception) -> Trajectory:

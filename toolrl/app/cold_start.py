@@ -121,7 +121,7 @@ async def generate_traces(config: RunConfig, model_dir: Path) -> list[Trajectory
     """Runs the programs of `cold_start.traces` traces in the run's sandbox; see `cold_start_traces`."""
     from transformers import AutoTokenizer
 
-    from actors.rollout_worker import sandbox_config
+    from actors.worker_setup import sandbox_config
     from sandbox import SandboxPool
 
     source = tasks.build(config.tasks, config.seed)

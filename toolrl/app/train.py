@@ -13,6 +13,7 @@ again from the checkpoint's weights (`rollback_to`), so nothing is lost and noth
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from actors.replay import Batch
+from actors.worker_setup import Setup
 from learner.sequence import sequences_from
 from toolrl import toolcalls
 from toolrl.algorithms.groups import group_advantages
 from toolrl.app.cold_start import cold_start
 from toolrl.app.evaluation_table import evaluation_table
-from toolrl.app.model_folder import prepare_model
+from toolrl.app.model_folder import prepare_model, run_folder
 from toolrl.app.parts import Parts, start_parts
 from toolrl.app.run_folder import RunFolder
 from toolrl.app.viewer.view import View
@@ -62,11 +64,27 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
     Args:
         resume: continue the run of this name at its last checkpoint.
     """
-    prepare_model(config)  # first: a model that is not there leaves no run behind
+    check_first(config)
     folder = RunFolder.create(config)
     with View(config, folder) as view:
         asyncio.run(_train(config, folder, view, resume))
     return folder.path
+
+
+def check_first(config: RunConfig) -> None:
+    """Makes the model folder and, once, what every worker makes of the settings: a mistake starts nothing and leaves no run.
+
+    Raises:
+        UserError: says what to change.
+    """
+    place = run_folder(config)
+    is_new = not place.exists()
+    try:
+        Setup.of(config, prepare_model(config))
+    except BaseException:
+        if is_new:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 async def _train(config: RunConfig, folder: RunFolder, view: View, resume: bool) -> None:

@@ -1,0 +1,76 @@
+"""What a rollout worker makes of the run's settings before it has an engine: interpreter pool, tools, parser, chat format.
+
+Nothing here starts a process, so a driver makes the same parts first to find what a wrong setting or file would break.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sandbox import SandboxConfig, SandboxPool
+from toolrl import tasks, toolcalls
+from toolrl.config import RunConfig
+from toolrl.conversation import ChatFormat
+from toolrl.tasks import TaskSource
+from toolrl.toolcalls import Parser
+from toolrl.tools import Toolbox
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a worker that need no engine."""
+
+    tokenizer: Any
+    sandbox: SandboxPool  # not open yet
+    toolbox: Toolbox
+    parser: Parser
+    chat: ChatFormat
+    tasks: TaskSource
+
+    @classmethod
+    def of(cls, config: RunConfig, model_dir: str | Path) -> Setup:
+        """Makes them; reads the tokenizer and the tasks, which takes seconds.
+
+        Raises:
+            UserError: a file, a name, an option or a chat template that cannot work; says what to change.
+        """
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=config.model.trust_remote_code)
+        sandbox = SandboxPool(sandbox_config(config))
+        toolbox = Toolbox.build(config.tools, interpreter=sandbox, seed=config.seed)
+        parser = toolcalls.get(config.rollout.parser, external=partial(_vllm_parser, tokenizer, toolbox.schemas))
+        chat = ChatFormat(
+            tokenizer,
+            tools=toolbox.schemas,
+            chat_template=config.model.chat_template,
+            template_options=config.model.template_options,
+            on_rewritten_history=config.model.on_rewritten_history,
+            parser=parser,
+        )
+        return cls(tokenizer, sandbox, toolbox, parser, chat, tasks.build(config.tasks, config.seed))
+
+
+def sandbox_config(config: RunConfig) -> SandboxConfig:
+    """The interpreter service's own configuration from the run's."""
+    wanted = config.sandbox
+    return SandboxConfig(
+        backend=wanted.backend,
+        image=wanted.image,
+        runtime=wanted.runtime,
+        min_sessions=wanted.min_sessions,
+        max_sessions=wanted.max_sessions,
+        memory_mib=wanted.memory_mib,
+        max_output_bytes=wanted.max_output_bytes,
+        preimport=tuple(wanted.preimport),
+        run=config.name,
+    )
+
+
+def _vllm_parser(tokenizer: Any, schemas: list[dict[str, Any]], name: str) -> Parser:
+    from actors.vllm_toolcalls import vllm_parser_factory
+
+    return vllm_parser_factory(tokenizer, schemas)(name)
