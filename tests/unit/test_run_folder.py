@@ -1,0 +1,69 @@
+"""A run's folder: which checkpoints count, which are removed, and what a folder that cannot be is told as."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from toolrl import presets
+from toolrl.app.model_folder import make_folder
+from toolrl.app.run_folder import RunFolder
+from toolrl.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(presets.load("quickstart-cpu", [f"runs_dir={tmp_path}/with space", "name=run"]))
+
+
+def save(folder: RunFolder, step: int) -> None:
+    folder.checkpoint(step).mkdir()
+    (folder.checkpoint(step) / "weights").write_text(str(step))
+    folder.save_checkpoint_state(step, step + 1)
+
+
+def steps(folder: RunFolder) -> list[str]:
+    return sorted(path.name for path in folder.checkpoints.iterdir())
+
+
+def test_a_new_run_has_settings_versions_and_no_checkpoint(folder: RunFolder) -> None:
+    assert (folder.path / "config.yaml").is_file() and (folder.path / "versions.json").is_file()
+    assert folder.latest_checkpoint() is None
+    assert presets.load(str(folder.path / "config.yaml"), []).name == "run"
+
+
+def test_a_checkpoint_that_was_never_finished_is_none(folder: RunFolder) -> None:
+    save(folder, 9)
+    save(folder, 10)
+    folder.checkpoint(11).mkdir()
+    (folder.checkpoint(11) / "weights").write_text("half")
+    (folder.checkpoint(11) / "state.json.partial").write_text('{"step": 11, "version": 12}')
+    state = folder.latest_checkpoint()
+    assert state is not None
+    assert (state.step, state.version, state.path) == (10, 11, folder.checkpoint(10))  # 10 is later than 9
+
+
+def test_pruning_keeps_the_newest_and_removes_what_never_became_whole(folder: RunFolder) -> None:
+    for step in (2, 4, 9, 10):
+        save(folder, step)
+    folder.checkpoint(6).mkdir()
+    folder.prune_checkpoints(2)
+    assert steps(folder) == ["step-10", "step-9"]
+    folder.prune_checkpoints(5)
+    assert steps(folder) == ["step-10", "step-9"]
+    assert (folder.checkpoint(9) / "weights").read_text() == "9"
+
+
+def test_opening_a_run_again_keeps_its_checkpoints(folder: RunFolder, tmp_path: Path) -> None:
+    save(folder, 3)
+    again = RunFolder.create(presets.load("quickstart-cpu", [f"runs_dir={tmp_path}/with space", "name=run"]))
+    state = again.latest_checkpoint()
+    assert state is not None and state.step == 3
+
+
+def test_a_place_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "runs", Path("/proc/nothing/here")):
+        with pytest.raises(UserError, match=r"cannot be written .* --runs-dir"):
+            make_folder(path)
