@@ -1,0 +1,144 @@
+"""Two real rollout workers on one buffer: one is killed in mid-run; the run goes on, balanced, with a new one in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.requirements import need
+
+need("ray", "vllm")
+
+import ray
+from ray.exceptions import RayActorError
+from transformers import AutoModelForCausalLM
+
+from actors.replay import ReplaySettings
+from actors.replay import actor as replay
+from actors.weights import Publication
+from actors.weights.publication import pack
+from actors.worker_pool import WorkerPool
+from toolrl import presets
+from toolrl.app.model_folder import prepare_model
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+
+SETTINGS = [
+    "name=pool",
+    "rollout.workers=2",
+    "rollout.concurrency=16",
+    "rollout.max_turn_tokens=24",
+    "rollout.lease_s=20",
+    "sandbox.min_sessions=1",
+    "sandbox.max_sessions=4",
+    "loop.groups_per_step=2",
+    "loop.group_size=4",
+    "loop.steps=1000",
+    "buffer.drop_uniform_groups=false",
+    "buffer.max_staleness=500",
+    "learner.updates_per_batch=2",
+]
+
+
+def published(model_dir: str, version: int) -> Publication:
+    """The run's own model, as a learner would publish it."""
+    buckets, records = [], []
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32")
+    for bucket, tensors in pack(model.named_parameters(), bucket_bytes=1 << 20):
+        buckets.append(bucket)
+        records.extend(tensors)
+    return Publication(version, tuple(records), tuple(buckets))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    place = tmp_path_factory.mktemp("runs")
+    config = presets.load("quickstart-cpu", [*SETTINGS, f"runs_dir={place}"])
+    model_dir = str(await asyncio.to_thread(prepare_model, config))
+    ray.init(
+        address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, namespace="toolrl",
+        object_store_memory=80 * 2**20,
+    )  # fmt: skip
+    buffer = await asyncio.to_thread(replay.start, "pool/replay", place / "ledger.sqlite", ReplaySettings.of(config))
+    pool = await WorkerPool.start(config, model_dir, buffer)
+    try:
+        yield pool, buffer, model_dir
+    finally:
+        await pool.stop()
+        replay.stop("pool/replay")
+        ray.shutdown()
+
+
+async def train(buffer: Any, step: int, version: int) -> list[Any]:
+    """What a learner does at a step, but for learning."""
+    batch = await buffer.wait_for_batch.remote("learner", 2, version, timeout_s=90, patience_s=80)
+    assert batch is not None, await buffer.waiting_for.remote()
+    await buffer.ack.remote(batch.batch_id, step, version)
+    return [member for group in batch.trajectories() for member in group]
+
+
+async def test_a_worker_killed_in_mid_run_is_replaced_and_nothing_is_lost(run: Any) -> None:
+    pool, buffer, model_dir = run
+    pool.begin()
+    watching = asyncio.create_task(pool.watch())
+    try:
+        trained = await train(buffer, 1, 0)
+        await pool.publish(published(model_dir, 1))
+        await buffer.set_version.remote(1)
+        victim = pool.members["rollout-0"]
+        os.kill(victim.info["pid"], signal.SIGKILL)
+        killed = time.monotonic()
+        step = 1
+        while not (pool.members["rollout-0"] is not victim and pool.members["rollout-0"].running):
+            step += 1  # the other worker keeps the learner busy meanwhile
+            trained += await train(buffer, step, 1)
+            assert time.monotonic() - killed < 120
+        while True:
+            step += 1
+            trained += (batch := await train(buffer, step, 1))
+            if any(t.metadata["worker"] == "rollout-0" for t in batch):
+                break
+            assert time.monotonic() - killed < 150
+        newest = [t for t in batch if t.metadata["worker"] == "rollout-0"]
+        assert {v for t in newest for turn in t.policy_turns for v in turn.weight_versions} == {1}  # the latest, first
+        assert len({t.id for t in trained}) == len(trained) == 8 * step
+        assert {each["version"] for each in await pool.stats()} == {1}
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    ledger = await buffer.ledger.remote()
+    assert ledger.balances
+    assert ledger.trained == len(trained)
+    assert await buffer.audit.remote() == []
+
+
+async def test_actors_live_on_when_handles_are_collected(run: Any) -> None:
+    pool, _, _ = run
+    before = {each["worker"] for each in await pool.stats()}
+    gc.collect()
+    assert {each["worker"] for each in await pool.stats()} == before == {"rollout-0", "rollout-1"}
+
+
+async def test_an_evaluation_plays_every_held_out_task_once(run: Any) -> None:
+    pool, _, _ = run
+    episodes = await pool.evaluate(5, 2, temperature=0.7)
+    assert sorted((t.group_id, t.sample_index) for t in episodes) == [
+        (f"eval-{i}", s) for i in range(5) for s in (0, 1)
+    ]
+    assert all(t.temperature == 0.7 and t.outcome.trained for t in episodes)
+
+
+async def test_a_stopped_pool_leaves_no_actor(run: Any) -> None:
+    pool, _, _ = run
+    actors = [member.actor for member in pool.members.values()]
+    await pool.stop()
+    for actor in actors:
+        with pytest.raises(RayActorError):
+            await actor.ping.remote()
