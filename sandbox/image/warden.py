@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sandbox.image import erase, guard
-from sandbox.inside import traces
+from sandbox.inside import seccomp, traces
 from sandbox.inside.interpreter import prctl_dumpable
 from sandbox.inside.service import Service
 
@@ -93,6 +93,7 @@ def main() -> None:
         print(refused, file=sys.stderr)
         raise SystemExit(EXIT_GUARD) from None
     prctl_dumpable(0)
+    seccomp.install()
     # Without handlers the kernel drops every signal that comes from inside.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.inside import traces
+from sandbox.inside import seccomp, traces
 from sandbox.inside.interpreter import prctl_dumpable
 from sandbox.inside.service import Service
 from sandbox.process.owned_directory import OwnedDirectory
@@ -51,6 +51,7 @@ class LocalBox:
         if not self._confined:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         prctl_dumpable(0)
+        seccomp.install()
         self._own_state = traces.own_state()
 
     @property

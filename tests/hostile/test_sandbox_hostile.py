@@ -9,54 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 
 from sandbox import SandboxConfig, SandboxPool
+from tests.hostile.judging import ENOUGH_S, LIBC, TIMEOUT_S, Hostile, judge, refused
 from tests.requirements import need
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TIMEOUT_S = 0.6  # of what does not end by itself
-ENOUGH_S = 30.0  # of what ends by itself, soon unless the machine is busy
-
-INSPECT = """
-import os
-(sorted(int(p) for p in os.listdir("/proc") if p.isdigit()) == [1, os.getpid()],
- os.listdir("."), os.listdir(os.environ["TMPDIR"]), os.listdir("/tmp"), os.listdir("/dev/shm"), "secret" in globals())
-"""
-AS_NEW = "(True, [], [], [], [], False)"
-
-
-@dataclass(frozen=True)
-class Hostile:
-    """`statuses`: any of these is right. `shows`: must be in what comes back; `hides`: must not be."""
-
-    name: str
-    code: str
-    statuses: tuple[str, ...]
-    shows: str = ""
-    hides: str = ""
-    exit_code: int | None = None
-    backends: tuple[str, ...] = ("docker", "process")
-    timeout_s: float = ENOUGH_S
-
-
-def refused(name: str, code: str, **more) -> Hostile:
-    """Code that must raise: it prints REFUSED where it does, and a token where it does not."""
-    lines = "\n".join("    " + line for line in code.strip().splitlines())
-    return Hostile(
-        name,
-        f"try:\n{lines}\n    print('DONE')\nexcept Exception as e:\n    print('REFUSED', e)",
-        ("ok",),
-        "REFUSED",
-        "DONE",
-        **more,
-    )
-
-
-LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\ndef check(r):\n    if r < 0: raise OSError(ctypes.get_errno())\n"
 GROW = "hold = []\nwhile True: hold.append(bytearray(2**22))"
 FRAMES = """
 import os, struct
@@ -88,8 +49,8 @@ CASES = [
     Hostile("a gigabyte to stdout", "import sys\nfor _ in range(1000): sys.stdout.write('x' * 10**6)", ("output_limit",), "omitted"),
     Hostile("bytes to fd 2 for ever", "import os\nwhile True: os.write(2, b'y' * 65536)", ("output_limit",), "omitted"),
     Hostile("recursion without end", "def f(): return f()\nf()", ("error",), "RecursionError"),
-    Hostile("recursion with the limit raised", "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()", ("died", "error", "oom", "timeout"), timeout_s=4.0),
-    Hostile("a number too long to print", "str(10**(10**7))", ("error", "timeout"), timeout_s=1.5),
+    Hostile("recursion with the limit raised", "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()", ("died", "error", "oom", "timeout"), timeout_s=1.5),
+    Hostile("a number too long to print", "str(10**(10**7))", ("error", "timeout"), timeout_s=0.8),
     Hostile("exception text of 50 MB", "raise Exception('x' * 50_000_000)", ("error",), "omitted"),
     Hostile("one value of 50 MB", "'x' * 50_000_000", ("ok",), "omitted"),
     Hostile("a file that fills the folder", "open('big', 'wb').write(bytes(500 * 2**20))", ("error", "oom")),
@@ -133,7 +94,7 @@ CASES = [
     refused("listing the first process's descriptors", "import os\nos.listdir('/proc/1/fd')"),
     refused("ptrace of the first process", LIBC + "check(libc.ptrace(16, 1, 0, 0))"),
     refused("mount", LIBC + "check(libc.mount(b'none', b'/tmp', b'tmpfs', 0, None))"),
-    refused("a new user namespace", LIBC + "check(libc.unshare(0x10000000))", backends=("docker",)),
+    refused("a new user namespace", LIBC + "check(libc.unshare(0x10000000))"),
     refused("mknod", "import os, stat\nos.mknod('disk', stat.S_IFBLK | 0o600, os.makedev(8, 0))"),
     refused("setuid(0)", "import os\nos.setuid(0)"),
     refused("chroot", "import os\nos.chroot('.')"),
@@ -175,35 +136,7 @@ async def pool(request):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_hostile_cell(pool, case):
-    if pool.stats().backend not in case.backends:
-        pytest.skip(f"the {pool.stats().backend} backend does not promise this")
-    async with await pool.acquire(episode_id=case.name) as session:
-        assert (await session.run("secret = 41", timeout_s=ENOUGH_S)).status == "ok"
-        start = time.monotonic()
-        result = await session.run(case.code, timeout_s=case.timeout_s)
-        took_s = time.monotonic() - start
-        seen = "\n".join((result.stdout, result.stderr, result.value or "", result.note))
-        assert result.status in case.statuses, result
-        assert case.shows in seen, result
-        assert not case.hides or case.hides not in seen, result
-        assert case.exit_code is None or result.exit_code == case.exit_code, result
-        assert took_s < case.timeout_s + pool.config.grace_s + 3, result
-        assert result.state_lost == (result.status not in ("ok", "error")), result
-
-        after = await session.run("secret + 1", timeout_s=ENOUGH_S)
-        if result.state_lost:
-            assert after.status == "error" and "NameError" in after.stderr and "gone" in result.note, after
-        else:
-            assert after.value == "42" or after.state_lost or after.status == "protocol_violation", after
-
-    async with await pool.acquire(episode_id=f"after {case.name}") as session:
-        inside = await session.run(INSPECT, timeout_s=ENOUGH_S)
-        assert inside.value == AS_NEW, inside
-        assert inside.stdout == inside.stderr == ""
-        fresh = await session.run(
-            "import math, os\n'secret' in os.environ or 'SECRET' in os.environ or hasattr(math, 'secret')", timeout_s=5
-        )
-        assert fresh.value == "False", fresh
+    await judge(pool, case)
 
 
 async def test_many_small_hogs_that_lower_their_score_are_told_as_oom(pool):
