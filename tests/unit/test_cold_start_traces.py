@@ -193,7 +193,7 @@ def test_malformed_calls_are_attempts_that_the_parser_refuses(name: str) -> None
     parser = toolcalls.get(name)
     call = ToolCall("call_0", "python", {"code": "print(12 + 34)"})
     for way in range(4):
-        parsed = parser.parse(malformed(parser, call, way))
+        parsed = parser.parse(malformed(parser, parser.render([call]), way))
         assert parsed.errors
         assert not parsed.calls
 

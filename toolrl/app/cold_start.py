@@ -9,7 +9,6 @@ Invariant: batch b of step s depends on the seed and the number of traces alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import Counter
@@ -20,13 +19,11 @@ from typing import Protocol
 
 from learner.schedule import learning_rate
 from learner.sequence import TrainSequence, sequences_from
-from toolrl import tasks, toolcalls, trajectory_parquet
+from toolrl import trajectory_parquet
 from toolrl.app.cold_start_traces import TraceMaker
 from toolrl.app.run_folder import RunFolder
 from toolrl.config import ColdStartConfig, RunConfig
-from toolrl.conversation import ChatFormat
 from toolrl.errors import UserError
-from toolrl.tools import Toolbox
 from toolrl.trajectory import Trajectory
 
 TRACES = "traces.parquet"
@@ -119,25 +116,11 @@ def _keep(folder: Path, traces: list[Trajectory]) -> None:
 
 async def generate_traces(config: RunConfig, model_dir: Path) -> list[Trajectory]:
     """Runs the programs of `cold_start.traces` traces in the run's sandbox; see `cold_start_traces`."""
-    from transformers import AutoTokenizer
+    from actors.worker_setup import Setup
 
-    from actors.worker_setup import sandbox_config
-    from sandbox import SandboxPool
-
-    source = tasks.build(config.tasks, config.seed)
-    tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=config.model.trust_remote_code)
-    async with contextlib.AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(SandboxPool(sandbox_config(config)))
-        parser = toolcalls.get(config.rollout.parser)
-        chat = ChatFormat(
-            tokenizer,
-            tools=Toolbox.build(config.tools, interpreter=pool, seed=config.seed).schemas,
-            chat_template=config.model.chat_template,
-            template_options=config.model.template_options,
-            on_rewritten_history=config.model.on_rewritten_history,
-            parser=parser,
-        )
-        return await TraceMaker(config, tokenizer, chat, parser, source).make(pool)
+    setup = await asyncio.to_thread(Setup.of, config, model_dir)
+    async with setup.sandbox as pool:
+        return await TraceMaker(config, setup.tokenizer, setup.chat, setup.parser, setup.tasks).make(pool)
 
 
 def read_traces(path: Path) -> list[Trajectory]:

@@ -25,8 +25,8 @@ def run_cold_start(config: RunConfig) -> tuple[Path, ColdStartReport]:
     """
     if config.cold_start.steps < 1:
         raise UserError("cold_start.steps is 0: nothing would be trained; set it above 0, e.g. cold_start.steps=300")
+    prepare_model(config)  # first: a model that is not there leaves no run behind
     folder = RunFolder.create(config)
-    prepare_model(config)
     with View(config, folder) as view:
         report = asyncio.run(_run(config, folder, view))
     return folder.cold_start / "model", report

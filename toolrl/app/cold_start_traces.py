@@ -91,7 +91,8 @@ class TraceMaker:
         )
         answer = drawn.guess
         if drawn.kind == "malformed":
-            await self._say(trace, malformed(self.parser, call(drawn.programs[0], trace), drawn.malformation), tools)
+            meant = self._written(call(drawn.programs[0], trace))
+            await self._say(trace, malformed(self.parser, meant, drawn.malformation), tools)
         if drawn.first_call_fails:
             await self._call(trace, drawn.programs[0], broken)
         if not drawn.gives_up:
@@ -112,6 +113,12 @@ class TraceMaker:
             read = trace.policy_turns[-1]
             raise RuntimeError(f"parser {self.parser.name!r} reads {read.text!r} as {read.calls}, not as {planned}")
         return results[0]
+
+    def _written(self, planned: ToolCall) -> str:
+        """The call as the chat template writes it, without the end token: vLLM's parsers only read."""
+        ids = self.chat.assistant_ids("", [planned])
+        text: str = self.tokenizer.decode(ids[:-1], skip_special_tokens=False)
+        return text
 
     async def _say(self, trace: Trajectory, content: str, tools: ToolboxSession | None) -> None:
         await self._append(trace, self.chat.assistant_ids(content), tools)
@@ -153,9 +160,8 @@ def call(program: str, trace: Trajectory) -> ToolCall:
     return ToolCall(f"call_{_calls_so_far(trace)}", PYTHON, {"code": program})
 
 
-def malformed(parser: Parser, meant: ToolCall, way: int) -> str:
-    """An attempt at a call that `parser` does not read as one: its end is missing, or a character before it."""
-    good = parser.render([meant])
+def malformed(parser: Parser, good: str, way: int) -> str:
+    """The call `good`, spoilt so that `parser` does not read it: its end is missing, or a character before it."""
     closing = next((tag for tag in sorted(parser.tags, key=len, reverse=True) if good.endswith(tag)), "")
     body = good.removesuffix(closing)
     ways = [body.rstrip(), body.rstrip()[:-1] + body[len(body.rstrip()) :] + closing]
