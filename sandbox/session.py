@@ -34,6 +34,11 @@ logger = logging.getLogger(__name__)
 _FILE_DEADLINE_S = 30.0
 
 
+def code_refused(size: int, limit: int) -> RunResult:
+    """The end of a cell that is too long to be run."""
+    return RunResult("error", stderr=f"code of {size} bytes refused: the limit is {limit} bytes\n")
+
+
 class Session:
     """Made by `SandboxPool.acquire`. Runs are one at a time; `release` is to be awaited in the end, or use `async
     with`."""
@@ -62,8 +67,7 @@ class Session:
         timeout_s = config.timeout_s if timeout_s is None else timeout_s
         source = code.encode("utf-8", "backslashreplace")
         if len(source) > config.max_code_bytes:
-            told = f"code of {len(source)} bytes refused: the limit is {config.max_code_bytes} bytes\n"
-            return RunResult("error", stderr=told)
+            return code_refused(len(source), config.max_code_bytes)
         asked = time.monotonic()
         async with self._lock:
             self._check_open()
