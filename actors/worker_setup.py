@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from actors.sandbox_hosts import SandboxHosts
 from sandbox import SandboxConfig, SandboxPool
 from toolrl import tasks, toolcalls
 from toolrl.config import RunConfig
@@ -24,7 +25,7 @@ class Setup:
     """The parts of a worker that need no engine."""
 
     tokenizer: Any
-    sandbox: SandboxPool  # not open yet
+    sandbox: SandboxPool | SandboxHosts  # not open yet
     toolbox: Toolbox
     parser: Parser
     chat: ChatFormat
@@ -40,7 +41,7 @@ class Setup:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=config.model.trust_remote_code)
-        sandbox = SandboxPool(sandbox_config(config))
+        sandbox = interpreter(config)
         toolbox = Toolbox.build(config.tools, interpreter=sandbox, seed=config.seed)
         parser = toolcalls.get(config.rollout.parser, external=partial(_vllm_parser, tokenizer, toolbox.schemas))
         chat = ChatFormat(
@@ -68,6 +69,16 @@ def sandbox_config(config: RunConfig) -> SandboxConfig:
         preimport=tuple(wanted.preimport),
         run=config.name,
     )
+
+
+def interpreter(config: RunConfig) -> SandboxPool | SandboxHosts:
+    """Where the run's Python runs: a pool in this process, or the run's sandbox hosts. Not open yet."""
+    return SandboxHosts(sandbox_config(config)) if hosted(config) else SandboxPool(sandbox_config(config))
+
+
+def hosted(config: RunConfig) -> bool:
+    """Whether the run has sandbox hosts."""
+    return config.placement.sandbox == "hosts" and any(tool.name == "python" for tool in config.tools)
 
 
 def _vllm_parser(tokenizer: Any, schemas: list[dict[str, Any]], name: str) -> Parser:

@@ -223,7 +223,8 @@ class PlacementConfig:
     """Who runs where."""
 
     mode: Literal["disaggregated", "colocated"] = "disaggregated"
-    sandbox: Literal["local", "hosts"] = "local"
+    sandbox: Literal["local", "hosts"] = "local"  # in the rollout workers, or on nodes with the Ray resource `sandbox`
+    sandbox_hosts: int = 1  # each takes one unit of that resource
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus_per_learner_rank: float = 1.0
     ray_address: Optional[str] = None  # None: start a local cluster

@@ -23,6 +23,7 @@ BOUNDS: dict[str, tuple[float, float, bool, str]] = {
     "sandbox.max_sessions": (1, math.inf, False, "at least 1"),
     "sandbox.memory_mib": (32, math.inf, False, "at least 32"),
     "sandbox.max_output_bytes": (256, math.inf, False, "at least 256"),
+    "placement.sandbox_hosts": (1, math.inf, False, "at least 1"),
     "rollout.workers": (1, math.inf, False, "at least 1"),
     "rollout.concurrency": (1, math.inf, False, "at least 1"),
     "rollout.temperature": (

@@ -161,7 +161,8 @@ def _sandbox_part(config: RunConfig) -> Part:
     sessions, box_gib = config.sandbox.max_sessions, config.sandbox.memory_mib / 1024
     note = f"{config.sandbox.backend} backend, up to {sessions} sessions of at most {config.sandbox.memory_mib} MiB"
     if config.placement.sandbox == "hosts":
-        return Part("sandbox host", 1, cpus=1.0, sandbox=1.0, memory_gib=sessions * min(box_gib, 0.05), note=note)
+        hosts = config.placement.sandbox_hosts
+        return Part("sandbox host", hosts, cpus=1.0, sandbox=1.0, memory_gib=sessions * min(box_gib, 0.05), note=note)
     return Part(
         "interpreter pool",
         config.rollout.workers,

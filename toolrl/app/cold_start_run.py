@@ -37,13 +37,14 @@ async def _run(config: RunConfig, folder: RunFolder, view: View) -> ColdStartRep
 
     from actors.learner_group import LearnerGroup
     from toolrl import placement
-    from toolrl.app.parts import start_ray
+    from toolrl.app.parts import sandbox_hosts, start_ray
 
     view.stage("starting Ray and the learner")
     start_ray(config)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(ray.shutdown)
         on_gpu = placement.resolve_device(config, ray.cluster_resources()) == "cuda"
+        await stack.enter_async_context(sandbox_hosts(config))
         learner = await LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu)
         stack.push_async_callback(learner.stop)
         report = await cold_start(config, folder, learner, view)

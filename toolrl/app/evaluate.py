@@ -109,12 +109,13 @@ async def _evaluate(chosen: Subject, samples: int, temperature: float) -> tuple[
 
     from actors.worker_pool import WorkerPool
     from toolrl import placement
-    from toolrl.app.parts import start_ray
+    from toolrl.app.parts import sandbox_hosts, start_ray
 
     start_ray(chosen.config)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(ray.shutdown)
         on_gpu = placement.resolve_device(chosen.config, ray.cluster_resources()) == "cuda"
+        await stack.enter_async_context(sandbox_hosts(chosen.config))
         pool = await WorkerPool.start(chosen.config, str(chosen.model_dir), None, on_gpu=on_gpu)
         stack.push_async_callback(pool.stop)
 

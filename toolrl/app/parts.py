@@ -19,7 +19,9 @@ import ray
 from actors.learner_group import LearnerGroup
 from actors.replay import ReplaySettings
 from actors.replay import actor as replay
+from actors.sandbox_host_group import SandboxHostGroup
 from actors.worker_pool import WorkerPool
+from actors.worker_setup import hosted, sandbox_config
 from toolrl import placement
 from toolrl.app.run_folder import RunFolder
 from toolrl.config import RunConfig
@@ -37,6 +39,7 @@ class Parts:
     buffer: Any  # Ray handle of actors.replay.ReplayBuffer
     learner: LearnerGroup
     workers: WorkerPool
+    sandbox_hosts: SandboxHostGroup | None  # with placement.sandbox=hosts
 
 
 def start_ray(config: RunConfig) -> None:
@@ -50,9 +53,28 @@ def start_ray(config: RunConfig) -> None:
         ray.init(address=config.placement.ray_address, **common)
         return
     cores = os.cpu_count() or 1
-    wanted = placement.needed(config, placement.resolve_device(config, {"CPU": cores})).total()["CPU"]
+    wanted = placement.needed(config, placement.resolve_device(config, {"CPU": cores})).total()
     # A laptop may have fewer cores than parts: Ray's CPU is a place in its queue, the kernel shares the real ones.
-    ray.init(address="local", num_cpus=max(cores, math.ceil(wanted)), include_dashboard=False, **common)
+    ray.init(
+        address="local",
+        num_cpus=max(cores, math.ceil(wanted["CPU"])),
+        resources={"sandbox": wanted["sandbox"]} if wanted["sandbox"] else None,
+        include_dashboard=False,
+        **common,
+    )
+
+
+@contextlib.asynccontextmanager
+async def sandbox_hosts(config: RunConfig) -> AsyncIterator[SandboxHostGroup | None]:
+    """The run's sandbox hosts while the context lasts; None where the workers have their own pools, or need none."""
+    if not hosted(config):
+        yield None
+        return
+    group = await SandboxHostGroup.start(sandbox_config(config), config.placement.sandbox_hosts)
+    try:
+        yield group
+    finally:
+        await group.stop()
 
 
 @contextlib.asynccontextmanager
@@ -66,12 +88,13 @@ async def start_parts(config: RunConfig, folder: RunFolder) -> AsyncIterator[Par
         name = f"{config.name}/replay"
         buffer = await asyncio.to_thread(replay.start, name, folder.ledger, ReplaySettings.of(config))
         stack.callback(replay.stop, name)
+        hosts = await stack.enter_async_context(sandbox_hosts(config))
         learner = asyncio.create_task(LearnerGroup.start(config, str(folder.model), on_gpu=on_gpu))
         stack.push_async_callback(_stop, learner)
         workers = asyncio.create_task(WorkerPool.start(config, str(folder.model), buffer, on_gpu=on_gpu))
         stack.push_async_callback(_stop, workers)
         await asyncio.gather(learner, workers)
-        yield Parts(config, folder, on_gpu, buffer, learner.result(), workers.result())
+        yield Parts(config, folder, on_gpu, buffer, learner.result(), workers.result(), hosts)
 
 
 async def _stop(starting: asyncio.Task[Any]) -> None:
