@@ -44,7 +44,7 @@ class HostedSession:
         self._placing = asyncio.Lock()
         self._numbers = itertools.count()
         self._released = False
-        hosts.held(+1)
+        hosts.counts.in_use += 1
 
     async def __aenter__(self) -> HostedSession:
         return self
@@ -70,9 +70,10 @@ class HostedSession:
             self._check_open()
             self._leave(place)
             result = RunResult("infra_error", note=str(error), state_lost=True)
-        self._hosts.count(result.status)
         # All that is not the run itself is waiting, the way to the host included.
-        return dataclasses.replace(result, queue_s=max(time.monotonic() - started - result.wall_s, 0.0))
+        result = dataclasses.replace(result, queue_s=max(time.monotonic() - started - result.wall_s, 0.0))
+        self._hosts.counts.count(result)
+        return result
 
     async def put(self, name: str, data: bytes) -> None:
         """Write a file into the work folder. Raises FileRefused, SandboxUnavailable."""
@@ -123,5 +124,5 @@ class HostedSession:
         if self._released:
             return
         self._released = True
-        self._hosts.held(-1)
+        self._hosts.counts.in_use -= 1
         self._leave(self._place)

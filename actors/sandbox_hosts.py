@@ -25,8 +25,7 @@ import ray.util
 
 from actors.host_link import HostLink, HostLost
 from actors.hosted_session import HostedSession, Place
-from sandbox import PoolExhausted, SandboxConfig, SandboxError, SandboxUnavailable
-from sandbox.pool import PoolStats
+from sandbox import PoolExhausted, PoolStats, SandboxConfig, SandboxError, SandboxUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class SandboxHosts:
         self._usable = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting = 0
-        self._counts = PoolStats(backend="hosts")
+        self.counts = PoolStats(backend="hosts")
 
     async def __aenter__(self) -> SandboxHosts:
         if self._given is None:
@@ -101,20 +100,14 @@ class SandboxHosts:
         """A session on some host. Raises PoolExhausted, SandboxUnavailable."""
         started = time.monotonic()
         place = await self.place(episode_id, seed, deadline_s)
-        self._counts.acquired += 1
+        self.counts.acquired += 1
         return HostedSession(self, place, episode_id, time.monotonic() - started)
 
     def stats(self) -> PoolStats:
         """Counters of what this worker asked for; the boxes themselves are in the hosts' own statistics."""
-        return PoolStats(**{**vars(self._counts), "waiting": self._waiting, "runs": dict(self._counts.runs)})
+        return self.counts.copy(waiting=self._waiting)
 
     # What sessions call ---------------------------------------------------------------------------------------------
-
-    def count(self, status: str) -> None:
-        self._counts.runs[status] = self._counts.runs.get(status, 0) + 1
-
-    def held(self, change: int) -> None:
-        self._counts.in_use += change
 
     async def place(self, episode_id: str, seed: int | None, deadline_s: float | None = None) -> Place:
         """A fresh session somewhere. Raises PoolExhausted, SandboxUnavailable."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sandbox.available import available_backend
     from sandbox.config import SandboxConfig
-    from sandbox.pool import PoolStats, SandboxPool
+    from sandbox.pool import SandboxPool
     from sandbox.reaper import reap
     from sandbox.result import (
         STATUSES,
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
         SandboxUnavailable,
     )
     from sandbox.session import Session
+    from sandbox.stats import PoolStats
 
 _HOMES = {
     "available_backend": "available",
     "SandboxConfig": "config",
-    "PoolStats": "pool",
+    "PoolStats": "stats",
     "SandboxPool": "pool",
     "reap": "reaper",
     "STATUSES": "result",

@@ -16,7 +16,6 @@ import logging
 import os
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -27,27 +26,10 @@ from sandbox.channel import ChannelClosed
 from sandbox.config import SandboxConfig
 from sandbox.result import PoolExhausted, SandboxError, SandboxUnavailable
 from sandbox.session import Session
+from sandbox.stats import PoolStats
 
 logger = logging.getLogger(__name__)
 _RESET_DEADLINE_S = 10.0
-
-
-@dataclass
-class PoolStats:
-    """Counters since the pool was opened, and what it holds now."""
-
-    backend: str = ""
-    idle: int = 0
-    in_use: int = 0
-    resetting: int = 0
-    creating: int = 0
-    waiting: int = 0
-    created: int = 0
-    create_failures: int = 0
-    destroyed: int = 0
-    unclean: int = 0
-    acquired: int = 0
-    runs: dict[str, int] = field(default_factory=dict)
 
 
 class SandboxPool:
@@ -67,12 +49,12 @@ class SandboxPool:
         self._breaker = Breaker(self.config.breaker_failures, self.config.breaker_cooldown_s)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()  # destructions: waited for, never cancelled
-        self._counts = PoolStats()
+        self.counts = PoolStats()
         self._closing = False
 
     async def __aenter__(self) -> SandboxPool:
         backend, why = await asyncio.to_thread(make_backend, self.config)
-        self._backend, self._counts.backend = backend, backend.name
+        self._backend, self.counts.backend = backend, backend.name
         logger.info("sandbox backend %s: %s", backend.name, why)
         try:
             self._creating += self.config.min_sessions
@@ -97,22 +79,18 @@ class SandboxPool:
         """
         start = time.monotonic()
         box = await self.take_box(self.config.acquire_deadline_s if deadline_s is None else deadline_s)
-        self._counts.acquired += 1
+        self.counts.acquired += 1
         return Session(self, box, episode_id, seed, time.monotonic() - start)
 
     def stats(self) -> PoolStats:
         """A copy of the counters."""
         in_use = len(self._boxes) - len(self._idle) - self._resetting
-        return PoolStats(
-            **{
-                **vars(self._counts),
-                "idle": len(self._idle),
-                "in_use": in_use,
-                "resetting": self._resetting,
-                "creating": self._creating,
-                "waiting": len(self._waiters),
-                "runs": dict(self._counts.runs),
-            }
+        return self.counts.copy(
+            idle=len(self._idle),
+            in_use=in_use,
+            resetting=self._resetting,
+            creating=self._creating,
+            waiting=len(self._waiters),
         )
 
     async def close(self) -> None:
@@ -129,10 +107,6 @@ class SandboxPool:
             await self._backend.close()
 
     # What sessions call.
-
-    def count(self, status: str) -> None:
-        """Count a run by its status."""
-        self._counts.runs[status] = self._counts.runs.get(status, 0) + 1
 
     async def take_box(self, deadline_s: float) -> Box:
         """An idle box, or the next that is free or made. Raises PoolExhausted, SandboxUnavailable."""
@@ -185,7 +159,7 @@ class SandboxPool:
             return
         self._boxes.discard(box)
         self._idle_since.pop(box, None)
-        self._counts.destroyed += 1
+        self.counts.destroyed += 1
         self._start(box.destroy(), self._ending)
         self._grow()
 
@@ -231,7 +205,7 @@ class SandboxPool:
         finally:
             self._creating -= 1
         self._breaker.succeeded()
-        self._counts.created += 1
+        self.counts.created += 1
         self._boxes.add(box)
         box.channel.on_closed = lambda: self._ended(box)
         self._offer(box)
@@ -249,7 +223,7 @@ class SandboxPool:
             self.discard(box)
 
     def _creation_failed(self, why: str) -> None:
-        self._counts.create_failures += 1
+        self.counts.create_failures += 1
         delay_s = self._breaker.failed(why)
         logger.warning("creating a box failed (again in %.1f s): %s", delay_s, why)
         if self._closing:
@@ -265,7 +239,7 @@ class SandboxPool:
                 frame = await box.channel.request({"op": "reset"}, deadline_s=_RESET_DEADLINE_S)
                 clean = frame.header.get("clean") is True
                 if not clean:
-                    self._counts.unclean += 1
+                    self.counts.unclean += 1
                     logger.info("box %s is not clean: %s", box.name, frame.header.get("leftovers"))
         except (ChannelClosed, TimeoutError) as error:
             logger.info("box %s could not be reset: %s", box.name, error)

@@ -77,7 +77,7 @@ class Session:
                 return RunResult("infra_error", note=str(error), state_lost=True)
             async with self._pool.run_slots:
                 result = await self._run_on(box, source, timeout_s, time.monotonic() - asked)
-        self._pool.count(result.status)
+        self._pool.counts.count(result)
         return self._told(result)
 
     async def _run_on(self, box: Box, source: bytes, timeout_s: float, queue_s: float) -> RunResult:
@@ -98,6 +98,7 @@ class Session:
             note = f"{why}. {STATE_LOST_NOTE}"
         except (KeyError, TypeError, ValueError) as error:
             status, note = "infra_error", f"the box answered with a malformed result: {error!r}"
+            self._pool.counts.suspect("malformed_answer")
         logger.log(
             logging.WARNING if status == "infra_error" else logging.INFO, "box %s: %s: %s", box.name, status, note
         )

@@ -34,6 +34,7 @@ from toolrl.app.viewer.view import View
 from toolrl.config import RunConfig
 from toolrl.errors import RunError
 from toolrl.monitors import batch_metrics
+from toolrl.monitors.sandbox import sandbox_metrics
 from toolrl.trajectory import Trajectory
 
 EXPIRE_EVERY_S = 2.0
@@ -253,11 +254,13 @@ def toolcalls_state(config: RunConfig) -> Any:
 async def gauges(parts: Parts) -> dict[str, float]:
     """Queue depths and the workers' own gauges."""
     stats = await parts.workers.stats()
+    hosts = [] if parts.sandbox_hosts is None else await parts.sandbox_hosts.stats()
     return {
         **{f"buffer/{name}": float(value) for name, value in (await parts.buffer.stats.remote()).items()},
         "worker/running_episodes": float(sum(each["running"] for each in stats)),
         "worker/loop_lag_s": max((each["loop_lag_s"] for each in stats), default=0.0),
         "worker/behind": float(len(parts.workers.channel.behind)),
+        **sandbox_metrics([each["sandbox"] for each in stats], hosts),
     }
 
 
