@@ -13,6 +13,7 @@ import ctypes
 import os
 import resource
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -27,6 +28,7 @@ from sandbox.process.owned_directory import OwnedDirectory
 CONFINED_PARENT = "/sbx/box"  # a tmpfs that bubblewrap makes; see `launch`
 EPISODE = "episode"
 _PR_SET_CHILD_SUBREAPER = 36
+_CAPABILITY_VERSION = 0x20080522
 _KILL_DEADLINE_S = 5.0
 _THREAD_STACK_BYTES = 2**20  # stacks count as memory here, used or not
 
@@ -48,6 +50,7 @@ class LocalBox:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
+            _drop_capabilities()
         if not self._confined:
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         prctl_dumpable(0)
@@ -136,6 +139,14 @@ class LocalBox:
             self.kill_others()
             if self._directory is not None:
                 self._directory.remove()
+
+
+def _drop_capabilities() -> None:
+    """The change of user keeps what may be inherited. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    if libc.capset(header, bytes(24)) != 0:
+        raise OSError(ctypes.get_errno(), "capset failed")
 
 
 def _kill_descendants() -> None:

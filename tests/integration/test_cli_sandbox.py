@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import SandboxConfig
+from sandbox.selfcheck import run_checks
 from tests.requirements import need
 
 
@@ -21,14 +23,21 @@ def test_the_docker_backend_passes_its_own_check() -> None:
     need("docker")
     done = toolrl("sandbox", "check", "--backend", "docker")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "backend docker" in done.stdout and done.stdout.count("passed") == 6
+    assert "43 promises kept, 0 broken" in done.stdout and "an engine answers" in done.stdout
 
 
 def test_the_process_backend_passes_its_own_check() -> None:
     need("bubblewrap")
     done = toolrl("sandbox", "check", "--backend", "process")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("passed") == 6
+    assert "39 promises kept, 0 broken" in done.stdout and done.stdout.count("not promised") == 4
+
+
+async def test_a_promise_that_does_not_hold_is_found() -> None:
+    need("bubblewrap")
+    config = SandboxConfig(backend="process", confinement="bubblewrap", pids=150, work_mib=600, memory_mib=700)
+    broken = {finding.promise async for finding in run_checks(config) if finding.outcome == "BROKEN"}
+    assert broken == {"processes are bounded", "files are bounded in size"}
 
 
 def test_a_cell_is_run_and_its_status_is_the_exit_code(tmp_path: Path) -> None:

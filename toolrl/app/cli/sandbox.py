@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from toolrl.errors import UserError
 
 if TYPE_CHECKING:
     from sandbox import RunResult, SandboxConfig
+    from sandbox.selfcheck import Finding
 
 TAG = SandboxSettings().image
 
@@ -43,6 +45,8 @@ class Backend(StrEnum):
 _HOW = typer.Option(How.auto, "--how", help="From a slim Python base, or from Debian packages (no registry).")
 _FILE = typer.Option(None, "--file", exists=True, dir_okay=False, help="Read the cell from a file.")
 _BACKEND = typer.Option(Backend.auto, "--backend", help="Where the code runs; auto: Docker if it can be used.")
+_RUNTIME = typer.Option("runc", "--runtime", help="Docker runtime: runc, or runsc where gVisor is installed.")
+_STYLES = {"kept": "green", "BROKEN": "red", "not promised": "dim"}
 
 
 @sandbox.command(epilog=example("toolrl sandbox build", "toolrl sandbox build --how debootstrap"))
@@ -65,20 +69,22 @@ def build(
 
 
 @sandbox.command(epilog=example("toolrl sandbox check", "toolrl sandbox check --backend process"))
-def check(backend: Backend = _BACKEND) -> None:
-    """Run a few cells and see that the interpreter does what it must. Exit code 1 when it does not."""
+def check(backend: Backend = _BACKEND, runtime: str = _RUNTIME) -> None:
+    """Check every promise of docs/sandbox.md on this machine. Exit code 1 when one is broken."""
     from sandbox import SandboxConfig, available_backend
 
-    config = SandboxConfig(backend=backend.value, min_sessions=1, max_sessions=2, run="check")
+    config = SandboxConfig(backend=backend.value, runtime=runtime, run=f"check-{os.getpid()}")
     with _told():
-        name, why = available_backend(config)
-        out().print(f"backend {name}: {why}", markup=False)
-        rows = asyncio.run(_checked(config))
-    table = Table("check", "result", "ms")
-    for words, passed, milliseconds in rows:
-        table.add_row(words, Text("passed", style="green") if passed else Text("FAILED", style="red"), milliseconds)
+        _, why = available_backend(config)
+        findings = asyncio.run(_findings(config))
+    table = Table("promise", "result", "measured")
+    for finding in findings:
+        table.add_row(finding.promise, Text(finding.outcome, style=_STYLES[finding.outcome]), Text(finding.detail))
     out().print(table)
-    if not all(passed for _, passed, _ in rows):
+    broken = sum(finding.outcome == "BROKEN" for finding in findings)
+    kept = sum(finding.outcome == "kept" for finding in findings)
+    out().print(f"{why}: {kept} promises kept, {broken} broken", markup=False)
+    if broken:
         raise typer.Exit(1)
 
 
@@ -155,31 +161,7 @@ async def _run(config: SandboxConfig, code: str, timeout_s: float) -> RunResult:
             await session.release()
 
 
-async def _checked(config: SandboxConfig) -> list[tuple[str, bool, str]]:
-    """(what, whether it holds, how long it took) of each check."""
-    from sandbox import SandboxPool
+async def _findings(config: SandboxConfig) -> list[Finding]:
+    from sandbox.selfcheck import run_checks
 
-    rows: list[tuple[str, bool, str]] = []
-
-    def note(words: str, passed: bool, result: RunResult) -> None:
-        rows.append((words, passed, f"{result.wall_s * 1000:.1f}"))
-
-    async with SandboxPool(config) as pool:
-        session = await pool.acquire(episode_id="check-1")
-        result = await session.run("x = 6 * 7\nprint(x)", timeout_s=10)
-        note("computes", result.status == "ok" and result.stdout.strip() == "42", result)
-        result = await session.run("x + 1", timeout_s=10)
-        note("keeps variables between calls, echoes the last value", result.value == "43", result)
-        result = await session.run("1 / 0", timeout_s=10)
-        note("tells an error", result.status == "error" and "ZeroDivisionError" in result.stderr, result)
-        result = await session.run("while True: pass", timeout_s=0.5)
-        note("stops an endless loop", result.status == "timeout", result)
-        connect = "import socket\nsocket.create_connection(('1.1.1.1', 53), timeout=2)"
-        result = await session.run(connect, timeout_s=5)
-        note("has no network", result.status == "error", result)
-        await session.release()
-        session = await pool.acquire(episode_id="check-2")
-        result = await session.run("x", timeout_s=10)
-        note("forgets variables between episodes", "NameError" in result.stderr, result)
-        await session.release()
-    return rows
+    return [finding async for finding in run_checks(config)]
