@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.rollout_worker import start_rollout_worker
-from actors.weights import Delivery, Publication, WeightChannel
+from actors.weights import Delivery, Publication, WeightChannel, WeightsBehind
 from toolrl.config import RunConfig
 from toolrl.errors import RunError, UserError
 from toolrl.trajectory import Trajectory
@@ -87,7 +87,10 @@ class WorkerPool:
                 raise cause from None
             why = f"{type(cause).__name__}: {cause}" if cause is not None else str(error)
             raise WorkersLost(f"rollout worker {name} did not start: {why}") from error
-        await self.channel.join(name, lambda publication: _value(actor.update_weights.remote(publication)))
+        try:
+            await self.channel.join(name, lambda publication: _value(actor.update_weights.remote(publication)))
+        except WeightsBehind as error:
+            raise WorkersLost(f"rollout worker {name} did not take the latest weights: {error}") from error
         if self.begun:
             member.running = actor.run.remote()
 

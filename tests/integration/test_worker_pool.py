@@ -27,6 +27,7 @@ from actors.weights.publication import pack
 from actors.worker_pool import WorkerPool
 from toolrl import presets
 from toolrl.app.model_folder import prepare_model
+from toolrl.trajectory_codec import decode
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -133,6 +134,19 @@ async def test_an_evaluation_plays_every_held_out_task_once(run: Any) -> None:
         (f"eval-{i}", s) for i in range(5) for s in (0, 1)
     ]
     assert all(t.temperature == 0.7 and t.outcome.trained for t in episodes)
+
+
+async def test_the_same_seeds_give_the_same_trajectories_whatever_runs_beside_them(run: Any) -> None:
+    """All at once on both workers, and one after the other on each: same weights, same seeds, same tokens."""
+    pool, _, _ = run
+    together = {t.id: t for t in await pool.evaluate(6, 2, temperature=1.0)}
+    assert len({tuple(t.response_ids) for t in together.values()}) > 6
+    for member in pool.members.values():
+        for index in range(6):
+            for payload in await member.actor.evaluate.remote([index], 2, 1.0):
+                alone = decode(payload)
+                assert alone.response_ids == together[alone.id].response_ids
+                assert alone.outcome is together[alone.id].outcome
 
 
 async def test_a_stopped_pool_leaves_no_actor(run: Any) -> None:
