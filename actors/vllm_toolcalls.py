@@ -8,6 +8,7 @@ template writes calls, so `render` raises ValueError.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 import threading
@@ -64,6 +65,8 @@ class VllmParser:
         self._request = ChatCompletionRequest(
             messages=[{"role": "user", "content": ""}], model=name, tools=list(tools) or None
         )
+        # They log a traceback for each call that cannot be read: here that is an observation of every day.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         try:
             self._class = ToolParserManager.get_tool_parser(name)
             probe = self._new()

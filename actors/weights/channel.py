@@ -20,6 +20,8 @@ from actors.weights.publication import Publication
 
 log = logging.getLogger(__name__)
 
+TRIES = 3  # of one publication on one engine
+
 # Gives one publication to one engine and returns the receiver's report, e.g. a call of a rollout worker's
 # `update_weights`.
 Take = Callable[[Publication], Awaitable[Mapping[str, Any]]]
@@ -50,6 +52,7 @@ class _Taker:
     take: Take
     version: int | None = None
     running: asyncio.Task[dict[str, Any]] | None = None
+    tries: int = 0  # of the latest publication that ended in an error
 
 
 class WeightChannel:
@@ -87,7 +90,25 @@ class WeightChannel:
     async def publish(self, publication: Publication) -> Delivery:
         """Gives `publication` to every engine at once and waits for them, at most `deadline_s`."""
         self.latest = publication
+        for taker in self._takers.values():
+            taker.tries = 0
         return await self._deliver(self._takers, publication)
+
+    def retry(self) -> list[str]:
+        """Gives the latest publication again to engines whose last try ended in an error, at most `TRIES` times in all.
+
+        Without it an engine that erred once would wait for the next publication, which may be waiting for that engine's
+        samples. Returns the engines; does not wait for them.
+        """
+        again = [
+            name
+            for name, taker in self._takers.items()
+            if name in self.behind and taker.running is not None and taker.running.done() and taker.tries < TRIES
+        ]
+        for name in again:
+            log.warning("%s is given the latest weights again (try %d)", name, self._takers[name].tries + 1)
+            self._start(name, self._takers[name])
+        return again
 
     async def _deliver(self, takers: Mapping[str, _Taker], publication: Publication) -> Delivery:
         delivery = Delivery(publication.version)
@@ -119,7 +140,12 @@ class WeightChannel:
             publication = self.latest
             if publication is None:
                 raise RuntimeError("nothing was published")
-            report = dict(await taker.take(publication))
+            try:
+                report = dict(await taker.take(publication))
+            except Exception:
+                taker.tries += 1
+                raise
+            taker.tries = 0
             taker.version = int(report["version"])
             if self.latest is publication:
                 return report

@@ -76,6 +76,26 @@ async def test_an_engine_that_errs_is_named_and_tried_again_with_the_next() -> N
     assert channel.behind == {}
 
 
+async def test_an_engine_that_erred_is_tried_again_without_a_new_version_and_not_for_ever() -> None:
+    channel, once, always, silent = WeightChannel(deadline_s=0.05), Engine(), Engine(), Engine()
+    for name, engine in {"once": once, "always": always, "silent": silent}.items():
+        await channel.join(name, engine.take)
+    once.error = always.error = RuntimeError("out of memory")
+    silent.gate.clear()
+    await channel.publish(publication(1))
+    assert set(channel.behind) == {"once", "always", "silent"}
+    once.error = None
+    assert channel.retry() == ["once", "always"]  # the silent one still has its first try
+    await asyncio.sleep(0.02)
+    assert once.taken == [1] and set(channel.behind) == {"always", "silent"}
+    assert channel.retry() == ["always"]
+    await asyncio.sleep(0.02)
+    assert channel.retry() == []
+    await channel.publish(publication(2))
+    assert channel.retry() == ["always"]  # a new version is tried anew
+    channel.close()
+
+
 async def test_an_engine_that_joins_has_the_latest_weights_first() -> None:
     channel, first, second = WeightChannel(deadline_s=5), Engine(), Engine()
     await channel.join("first", first.take)

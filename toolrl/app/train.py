@@ -113,6 +113,7 @@ async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
             if progress.batch_id is not None:
                 await parts.buffer.heartbeat_batch.remote(progress.batch_id)
             await parts.buffer.expire.remote()
+            parts.workers.channel.retry()
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     parts.workers.begin()
