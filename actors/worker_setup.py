@@ -5,6 +5,7 @@ Nothing here starts a process, so a driver makes the same parts first to find wh
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,16 @@ class Setup:
             parser=parser,
         )
         return cls(tokenizer, sandbox, toolbox, parser, chat, tasks.build(config.tasks, config.seed))
+
+
+@functools.lru_cache(maxsize=4)
+def parser_alone(name: str, model_dir: str) -> Parser:
+    """The parser `rollout.parser` by itself, for who only reads what was written."""
+    if not name.startswith("vllm:"):
+        return toolcalls.get(name)
+    from transformers import AutoTokenizer
+
+    return toolcalls.get(name, external=partial(_vllm_parser, AutoTokenizer.from_pretrained(model_dir), []))
 
 
 def sandbox_config(config: RunConfig) -> SandboxConfig:

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from actors.replay import Batch
-from actors.worker_setup import Setup
+from actors.worker_setup import Setup, parser_alone
 from learner.sequence import sequences_from
-from toolrl import toolcalls
 from toolrl.algorithms.groups import group_advantages
 from toolrl.app.cold_start import cold_start
 from toolrl.app.evaluation_table import evaluation_table
@@ -127,7 +126,7 @@ async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
 async def train_policy(parts: Parts, progress: Progress, view: View) -> None:
     """Trains until the last step."""
     config = parts.config
-    format_state = toolcalls_state(config)
+    format_state = parser_alone(config.rollout.parser, str(parts.folder.model)).format_state
     while progress.step < config.loop.steps:
         started = time.monotonic()
         batch = await next_batch(parts, progress)
@@ -240,16 +239,10 @@ async def evaluate(parts: Parts, progress: Progress, view: View) -> None:
         config.rollout.temperature if temperature is None else temperature,
     )
     weight = config.rewards.weights.get("outcome", 1.0)
-    table = evaluation_table(episodes, outcome_weight=weight, format_state=toolcalls_state(config))
+    parser = parser_alone(config.rollout.parser, str(parts.folder.model))
+    table = evaluation_table(episodes, outcome_weight=weight, format_state=parser.format_state)
     progress.evaluations.append(table)
     view.evaluated(progress.step, table)
-
-
-def toolcalls_state(config: RunConfig) -> Any:
-    """The parser's `format_state`; None for vLLM's parsers, which live in the workers."""
-    if config.rollout.parser.startswith("vllm:"):
-        return None
-    return toolcalls.get(config.rollout.parser).format_state
 
 
 async def gauges(parts: Parts) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def _files(run: Path) -> Table:
 def _next(run: Path, rows: list[dict[str, float]]) -> Table:
     table = Table.grid(padding=(0, 2))
     last = f"{rows[-1]['step']:.0f}" if rows else "1"
-    name = run.name if run.parent == Path("runs") else str(run)  # a run elsewhere is given by its folder
+    name = run.name if run.parent == Path("runs") else shlex.quote(str(run))  # a run elsewhere is given by its folder
     for number, (command, words) in enumerate(
         (
             (f"toolrl show {name} --step {last}", "read what it writes now"),
