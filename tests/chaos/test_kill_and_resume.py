@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -68,36 +69,66 @@ def descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [child for child in children if child.name() not in ("ray::RuntimeEnvAgent", "ray::DashboardAgent")]
 
 
-@pytest.mark.timeout(420)
-def test_a_killed_run_resumes_and_trains_every_task_once(tmp_path: Path) -> None:
-    process = start(tmp_path, "quickstart-cpu", *SETTINGS)
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, int], list[psutil.Process]]:
+    """(folder of runs, what was trained when, processes that outlived the driver): a run killed one step after a checkpoint."""
+    runs = tmp_path_factory.mktemp("runs with spaces")
+    process = start(runs, "quickstart-cpu", *SETTINGS)
     try:
-        wait_for_step(process, tmp_path, 3, 240)  # one step after the checkpoint of step 2
+        wait_for_step(process, runs, 3, 240)
         children = descendants(process)
-        before = trained_groups(tmp_path)
+        before = trained_groups(runs)
         process.send_signal(signal.SIGKILL)
         process.wait(10)
         gone, alive = psutil.wait_procs(children, timeout=20)
-        assert not alive, f"left behind by the killed driver: {[(p.pid, p.name()) for p in alive]}"
         assert len(gone) > 3
+        return runs, before, alive
     finally:
         kill_session(process)
 
-    resumed = start(tmp_path, "killed", "--resume")
-    try:
-        assert resumed.wait(240) == 0, said(tmp_path)
-    finally:
-        kill_session(resumed)
 
-    after = trained_groups(tmp_path)
+@pytest.fixture(scope="module")
+def resumed(killed: tuple[Path, dict[int, int], list[psutil.Process]]) -> Path:
+    """The same folder after `--resume` went to the end."""
+    runs, _, _ = killed
+    process = start(runs, "killed", "--resume")
+    try:
+        assert process.wait(240) == 0, said(runs)
+    finally:
+        kill_session(process)
+    return runs
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_driver_leaves_no_process_behind(killed: tuple[Path, dict[int, int], list[psutil.Process]]) -> None:
+    _, _, alive = killed
+    assert not alive, [(p.pid, p.name()) for p in alive]
+
+
+@pytest.mark.timeout(300)
+def test_a_resumed_run_trains_every_task_once(
+    killed: tuple[Path, dict[int, int], list[psutil.Process]], resumed: Path
+) -> None:
+    _, before, _ = killed
+    after = trained_groups(resumed)
     assert sorted(after) == list(range(STEPS * 2))  # the next task ids follow on: none twice, none skipped
     assert sorted(after.values()) == [step for step in range(1, STEPS + 1) for _ in range(2)]
     assert {task: step for task, step in before.items() if step <= 2} == {t: s for t, s in after.items() if s <= 2}
-    ledger = read_ledger(tmp_path / "killed" / "ledger.sqlite")
+    ledger = read_ledger(resumed / "killed" / "ledger.sqlite")
     assert ledger.balances
     assert ledger.trained == STEPS * 2 * 4
-    rows = read_metrics(tmp_path / "killed")
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in read_metrics(resumed / "killed")] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.timeout(300)
+def test_the_trained_model_is_evaluated_by_an_engine(resumed: Path) -> None:
+    command = [sys.executable, "-m", "toolrl.app.cli", "eval", str(resumed / "killed"), "tasks.held_out_tasks=6"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=resumed)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    table = json.loads((resumed / "killed" / "evaluation" / "table.json").read_text())
+    assert table["all"]["tasks"] == 6
+    assert table["all"]["missing"] == 0
+    assert set(table["by_family"]) <= {"chain_sum", "gcd", "products"}
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
