@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 BASE_TAG = "toolrl-sandbox-base:debian"
 SOURCE_LABEL = "toolrl.sandbox.source"
 _PACKAGES = ("python3", "python3-numpy", "python3-sympy")
+_PIP_PACKAGES = ("numpy", "sympy")
+EXTRAS = {"matplotlib": "python3-matplotlib", "pandas": "python3-pandas", "scipy": "python3-scipy"}  # pip → Debian
 _PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 _INSIDE_IMAGE = ("guard.py", "erase.py", "warden.py")
 _BASE_DEADLINE_S = 900
@@ -86,18 +89,23 @@ def _codename() -> str:
     return fields.get("VERSION_CODENAME", "bookworm").strip('"')
 
 
-def _make_base(client: DockerClient) -> None:
+def _base_tag(extras: Sequence[str]) -> str:
+    return "-".join([BASE_TAG, *extras])
+
+
+def _make_base(client: DockerClient, extras: Sequence[str]) -> None:
     if shutil.which("mmdebstrap") is None:
         raise BuildFailed("mmdebstrap is not installed: apt-get install mmdebstrap, or build with how='dockerfile'")
     with tempfile.TemporaryDirectory(prefix="toolrl-image-") as folder:
         root = os.path.join(folder, "root.tar")
-        command = ["mmdebstrap", "--variant=essential", f"--include={','.join(_PACKAGES)}"]
+        packages = ",".join([*_PACKAGES, *(EXTRAS[name] for name in extras)])
+        command = ["mmdebstrap", "--variant=essential", f"--include={packages}"]
         command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale", "info")]
         command += ['--aptopt=Apt::Install-Recommends "false"', _codename(), root, *_apt_sources()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BASE_DEADLINE_S)
         if done.returncode != 0:
             raise BuildFailed(f"mmdebstrap failed ({done.returncode}): {done.stderr[-2000:]}")
-        repository, tag = BASE_TAG.split(":")
+        repository, tag = _base_tag(extras).split(":")
         client.api.import_image_from_file(root, repository=repository, tag=tag)
 
 
@@ -111,10 +119,12 @@ def _has_image(client: DockerClient, tag: str) -> bool:
     return True
 
 
-def _build_on(client: DockerClient, tag: str, base: str | None) -> str:
+def _build_on(client: DockerClient, tag: str, base: str | None, extras: Sequence[str]) -> str:
     import docker.errors
 
-    arguments = {"SOURCE": source_hash(), **({"BASE": base} if base else {})}
+    arguments = {"SOURCE": source_hash(), "PACKAGES": " ".join([*_PIP_PACKAGES, *extras])}
+    if base:
+        arguments["BASE"] = base
     try:
         image, _ = client.images.build(
             fileobj=_context(), custom_context=True, tag=tag, buildargs=arguments, rm=True, forcerm=True
@@ -124,23 +134,28 @@ def _build_on(client: DockerClient, tag: str, base: str | None) -> str:
     return str(image.id)
 
 
-def build_image(tag: str, how: How) -> str:
+def build_image(tag: str, how: How, extras: Sequence[str] = ()) -> str:
     """Build under `tag`, return the image id. `auto`: on the registry-free base if it is here already, else on the slim
-    Python base, else make the registry-free one. Raises BuildFailed, docker.errors.DockerException."""
+    Python base, else make the registry-free one. `extras`: packages of `EXTRAS` beside numpy and sympy. Raises
+    BuildFailed, docker.errors.DockerException."""
     import docker
 
+    if unknown := set(extras) - set(EXTRAS):
+        raise BuildFailed(f"no package {', '.join(sorted(unknown))} to add; there are {', '.join(EXTRAS)}")
+    extras = sorted(set(extras))
+    base = _base_tag(extras)
     client = docker.from_env(timeout=600)
     try:
-        if how == "debootstrap" or (how == "auto" and _has_image(client, BASE_TAG)):
-            if not _has_image(client, BASE_TAG):
-                _make_base(client)
-            return _build_on(client, tag, BASE_TAG)
+        if how == "debootstrap" or (how == "auto" and _has_image(client, base)):
+            if not _has_image(client, base):
+                _make_base(client, extras)
+            return _build_on(client, tag, base, extras)
         try:
-            return _build_on(client, tag, None)
+            return _build_on(client, tag, None, extras)
         except BuildFailed:
             if how == "dockerfile":
                 raise
-            _make_base(client)
-            return _build_on(client, tag, BASE_TAG)
+            _make_base(client, extras)
+            return _build_on(client, tag, base, extras)
     finally:
         client.close()

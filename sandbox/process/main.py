@@ -115,7 +115,7 @@ class LocalBox:
         temporary = os.path.join(self._directory.path, "tmp")
         os.mkdir(self.work, 0o700)
         os.mkdir(temporary, 0o700)
-        os.environ.update(HOME=self.work, TMPDIR=temporary, MPLCONFIGDIR=temporary)
+        os.environ.update(HOME=self.work, TMPDIR=temporary, MPLCONFIGDIR=temporary, XDG_CACHE_HOME=temporary)
 
     def leftovers(self) -> list[str]:
         """What an episode left outside its directory."""

@@ -176,3 +176,39 @@ async def test_the_event_loop_is_never_held_up(pool):
             await session.run("import time\ntime.sleep(0.05)\nprint('x' * 10**6)")
     ticking.cancel()
     assert sorted(lags)[len(lags) // 2] < 0.05 and len(lags) > 20
+
+
+async def test_an_image_that_a_cell_writes_is_listed_and_comes_out_whole(session):
+    code = """
+import os, struct, zlib
+def chunk(kind, data): return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+rows = b"".join(b"\\0" + bytes([x, y, 128]) * 1 for y in range(4) for x in [y])
+png = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 4, 8, 2, 0, 0, 0))
+png += chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+os.makedirs("plots", exist_ok=True)
+open("plots/figure.png", "wb").write(png)
+"""
+    size = int((await session.run(code)).value)
+    assert [(file.name, file.size) for file in await session.files()] == [("plots/figure.png", size)]
+    data = await session.get("plots/figure.png")
+    assert len(data) == size and data.startswith(b"\x89PNG") and b"IEND" in data[-12:]
+
+
+async def test_a_figure_of_matplotlib_is_a_file(session):
+    if (await session.run("import matplotlib.pyplot as plt", timeout_s=120)).status != "ok":
+        pytest.skip("no matplotlib in this sandbox: build the image with `python -m sandbox.image --with matplotlib`")
+    result = await session.run("plt.plot([1, 4, 9])\nplt.savefig('squares.png')\nplt.show()", timeout_s=120)
+    assert result.status == "ok", result.stderr
+    assert [file.name for file in await session.files()] == ["squares.png"]
+    assert (await session.get("squares.png")).startswith(b"\x89PNG")
+
+
+async def test_await_works_at_top_level_over_cells(session):
+    assert (
+        await session.run("import asyncio\nasync def f(x):\n    await asyncio.sleep(0.01)\n    return x")
+    ).value is None
+    result = await session.run("y = await f(20)\na, b = await asyncio.gather(f(1), f(2))\nprint(a, b)\ny + await f(1)")
+    assert (result.status, result.stdout, result.value) == ("ok", "1 2\n", "21")
+    assert (await session.run("[x async for x in (await f(i) for i in range(3))]")).value == "[0, 1, 2]"
+    assert "ValueError: late" in (await session.run("async def g():\n    raise ValueError('late')\nawait g()")).stderr
+    assert (await session.run("y")).value == "20"
