@@ -75,3 +75,20 @@ async def test_a_sandbox_that_is_gone_is_an_infrastructure_error():
     async with toolbox.session("one") as tools:
         with pytest.raises(InfraError, match="no interpreter for episode one"):
             await tools.call(run("1"))
+
+
+async def test_files_of_a_folder_lie_in_every_episodes_work_folder(pool, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "prices.csv").write_text("1,2\n3,4\n")
+    toolbox = box(pool, files=str(tmp_path))
+    read = run("text = open('data/prices.csv').read()\nopen('data/prices.csv', 'w').write('')\ntext")
+    for episode in ("one", "two"):
+        async with toolbox.session(episode) as tools:
+            assert (await tools.call(read)).text == repr("1,2\n3,4\n")
+
+
+async def test_files_that_the_sandbox_refuses_are_an_infrastructure_error(pool, tmp_path):
+    (tmp_path / "big").write_bytes(bytes(pool.config.max_file_bytes + 1))
+    async with box(pool, files=str(tmp_path)).session("one") as tools:
+        with pytest.raises(InfraError, match="big could not be put"):
+            await tools.call(run("1"))

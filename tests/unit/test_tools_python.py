@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from toolrl.tools.python import STATE_LOST, text_of
+from toolrl.config import ToolConfig
+from toolrl.errors import UserError
+from toolrl.tools.python import STATE_LOST, python, text_of
 
 TRACEBACK = "Traceback (most recent call last):\n  File \"<cell>\", line 1\n    x\nNameError: name 'x' is not defined\n"
 
@@ -56,3 +58,8 @@ def test_an_error_is_cut_from_its_beginning():
     told = text_of(deep, timeout_s=5.0, error_lines=12).splitlines()
     assert len(told) == 12
     assert told[-1] == "RecursionError: too deep"
+
+
+def test_a_folder_of_files_that_is_not_there_is_told_at_once(tmp_path):
+    with pytest.raises(UserError, match="is no folder"):
+        python(ToolConfig("python", options={"files": str(tmp_path / "missing")}), interpreter=object())

@@ -80,6 +80,9 @@ class InterpreterSession(Protocol):
     """An interpreter whose variables live as long as the session."""
 
     async def run(self, code: str, *, timeout_s: float) -> Execution: ...
+    async def put(self, name: str, data: bytes) -> None:
+        """Writes a file of the folder in which code runs."""
+
     async def release(self) -> None: ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from toolrl.config import ToolConfig
 from toolrl.errors import UserError
@@ -31,10 +32,11 @@ STATE_LOST = "The interpreter restarted; variables are gone."
 
 @tools.register("python")
 def python(config: ToolConfig, interpreter: Interpreter | None) -> PythonTool:
-    """Options: `description`, and `error_lines`, the lines of an error that the model sees, counted from its end."""
+    """Options: `description`; `error_lines`, the lines of an error that the model sees, counted from its end; `files`, a
+    folder whose files lie in every episode's work folder."""
     if interpreter is None:
         raise UserError("the tool 'python' needs an interpreter: pass a sandbox pool, or use 'calculator'")
-    known = ("description", "error_lines")
+    known = ("description", "error_lines", "files")
     for option in config.options:
         if option not in known:
             raise UserError(f"tool 'python' has no option {option!r}{nearest(option, list(known))}")
@@ -48,7 +50,13 @@ class PythonTool:
     keeps_own_deadline = True  # the sandbox keeps it, and tells the wait for a free core apart from the run
 
     def __init__(
-        self, interpreter: Interpreter, *, timeout_s: float, description: str = DESCRIPTION, error_lines: int = 12
+        self,
+        interpreter: Interpreter,
+        *,
+        timeout_s: float,
+        description: str = DESCRIPTION,
+        error_lines: int = 12,
+        files: str | None = None,
     ) -> None:
         if error_lines < 1:
             raise UserError(f"tool 'python': error_lines={error_lines} must be at least 1")
@@ -56,6 +64,7 @@ class PythonTool:
         self.schema: ToolSchema = function_schema(self.name, description, {"code": "Python code"})
         self._interpreter = interpreter
         self._error_lines = error_lines
+        self._files = {} if files is None else read_files(Path(files))
 
     @asynccontextmanager
     async def session(self, episode_id: str) -> AsyncIterator[PythonSession]:
@@ -64,6 +73,11 @@ class PythonTool:
         except Exception as error:
             raise InfraError(f"no interpreter for episode {episode_id}: {type(error).__name__}: {error}") from error
         try:
+            for name, data in self._files.items():
+                try:
+                    await interpreter.put(name, data)
+                except Exception as error:
+                    raise InfraError(f"{name} could not be put into the sandbox: {error}") from error
             yield PythonSession(interpreter, self.timeout_s, self._error_lines)
         finally:
             await interpreter.release()
@@ -95,6 +109,15 @@ class PythonSession:
             wall_s=run.wall_s,
             queue_s=run.queue_s,
         )
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Path below the folder → content, of all regular files. Raises UserError where there is no such folder."""
+    if not folder.is_dir():
+        raise UserError(f"tool 'python': files={folder} is no folder")
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 def text_of(run: Execution, *, timeout_s: float, error_lines: int) -> str:
