@@ -88,6 +88,7 @@ class EpisodeRunner:
         self.config = config
         self.tokenizer = tokenizer
         self.answer = answer
+        self._rendered: tuple[Task | None, list[int]] = (None, [])
 
     async def run(
         self,
@@ -111,7 +112,7 @@ class EpisodeRunner:
             group_id=seat.group_id,
             task_id=task.id,
             sample_index=seat.sample_index,
-            prompt_ids=self.chat.prompt_ids(task.messages),
+            prompt_ids=self._prompt_ids(task),
             temperature=self.config.temperature if temperature is None else temperature,
             metadata={"family": task.family, **task.metadata},
         )
@@ -129,6 +130,12 @@ class EpisodeRunner:
         trajectory.timings["episode_s"] = time.monotonic() - started
         trajectory.check()
         return trajectory
+
+    def _prompt_ids(self, task: Task) -> list[int]:
+        """Rendered once for the samples of a group, which begin together."""
+        if task is not self._rendered[0]:
+            self._rendered = (task, self.chat.prompt_ids(task.messages))
+        return list(self._rendered[1])
 
     async def _play(
         self,

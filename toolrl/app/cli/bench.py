@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"benchmarks.{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their annotations up
     spec.loader.exec_module(module)
     return module
 
