@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,18 +77,34 @@ def test_a_resumed_run_keeps_what_its_checkpoints_depend_on(
     stored = (folder.path / "config.yaml").read_text()
     places = [f"runs_dir={tmp_path}/with space", "name=run"]
     with pytest.raises(UserError, match=rf"{key} was .* would be .*resume it without the change"):
-        RunFolder.reopen(presets.load("quickstart-cpu", [*places, override]))
+        RunFolder.check_resumable(presets.load("quickstart-cpu", [*places, override]))
     assert (folder.path / "config.yaml").read_text() == stored
-    again = RunFolder.reopen(presets.load("quickstart-cpu", [*places, "loop.steps=7", "learner.learning_rate=1e-5"]))
-    assert again.latest_checkpoint() is not None
-    assert presets.load(str(folder.path / "config.yaml"), []).loop.steps == 7
+    RunFolder.check_resumable(presets.load("quickstart-cpu", [*places, "loop.steps=7", "learner.learning_rate=1e-5"]))
 
 
 def test_without_a_checkpoint_the_learner_may_still_change(folder: RunFolder, tmp_path: Path) -> None:
     places = [f"runs_dir={tmp_path}/with space", "name=run"]
-    RunFolder.reopen(presets.load("quickstart-cpu", [*places, "learner.ranks=2"]))
+    RunFolder.check_resumable(presets.load("quickstart-cpu", [*places, "learner.ranks=2"]))
     with pytest.raises(UserError, match="seed was 0"):
-        RunFolder.reopen(presets.load("quickstart-cpu", [*places, "learner.ranks=2", "seed=1"]))
+        RunFolder.check_resumable(presets.load("quickstart-cpu", [*places, "learner.ranks=2", "seed=1"]))
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(folder: RunFolder) -> None:
+    script = (
+        "import sys; from pathlib import Path; from toolrl.app.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).held():\n print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None and other.stdout.readline() == b"held\n"
+    with pytest.raises(UserError, match=f"run run is being trained by process {other.pid}"), folder.held():
+        pass
+    other.kill()  # as by a user who has lost patience
+    other.communicate()
+    for _ in range(2):
+        with folder.held():
+            assert (folder.path / "lock").read_text() == str(os.getpid())
 
 
 def test_a_place_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> None:

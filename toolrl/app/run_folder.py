@@ -3,6 +3,7 @@
 runs/NAME/config.yaml          the resolved settings
           versions.json        of toolrl and the libraries under it
           model/               the policy before the first update (Hugging Face format)
+          lock                 held while a process trains
           ledger.sqlite        tickets, samples, who trained what
           metrics.jsonl        one object a step; TensorBoard's events lie in tensorboard/
           trajectories/        sampled trajectories of a step, Parquet
@@ -12,11 +13,14 @@ runs/NAME/config.yaml          the resolved settings
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import importlib.metadata
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +68,8 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, config: RunConfig) -> RunFolder:
-        """The folder of a run that is to go on under `config`.
+    def check_resumable(cls, config: RunConfig) -> None:
+        """Whether the run can go on under `config`.
 
         Raises:
             UserError: a setting differs that what lies in the folder depends on; names it.
@@ -81,7 +85,28 @@ class RunFolder:
                     f"{key} was {was} in run {config.name} and would be {now}: its checkpoints do not fit that; resume "
                     "it without the change, or start a new run from its exported model (model.path)"
                 )
-        return cls.create(config)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the run to this process while it lasts; a killed one lets go.
+
+        Raises:
+            UserError: another process has it.
+        """
+        make_folder(self.path)
+        with (self.path / "lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise UserError(
+                    f"run {self.path.name} is being trained by process {file.read() or '?'}: two would train every task "
+                    "twice; wait for it or stop it first"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
 
     def save_checkpoint_state(self, step: int, version: int) -> None:
         """Marks `checkpoints/step-N` as whole."""

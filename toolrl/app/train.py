@@ -64,11 +64,15 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
     Args:
         resume: continue the run of this name at its last checkpoint.
     """
-    folder = RunFolder.reopen(config) if resume else None
-    check_first(config)
-    folder = folder or RunFolder.create(config)
-    with View(config, folder) as view:
-        asyncio.run(_train(config, folder, view, resume))
+    if not resume:
+        check_first(config)
+    with RunFolder(run_folder(config)).held():
+        if resume:
+            RunFolder.check_resumable(config)
+            check_first(config)
+        folder = RunFolder.create(config)
+        with View(config, folder) as view:
+            asyncio.run(_train(config, folder, view, resume))
     return folder.path
 
 
