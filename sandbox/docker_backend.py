@@ -88,13 +88,13 @@ class DockerBackend:
     async def create(self) -> DockerBox:
         """Create, attach, start, prepare. Raises SandboxUnavailable."""
         # A thread cannot be cancelled: wait for the name whatever happens, so that the container can be removed.
-        creation = asyncio.ensure_future(self.call(self._create))
+        creation = asyncio.ensure_future(self.call(self.make))
         name, channel = "", None
         try:
             name = await asyncio.shield(creation)
-            channel = await self._attach(name)
+            channel = await self.attach(name)
             box = DockerBox(self, name, channel)
-            await self.call(self._api.start, name)
+            await self.call(self.start, name)
             await prepare(channel, self._config, self._config.create_deadline_s)
             return box
         except BaseException as error:
@@ -110,7 +110,9 @@ class DockerBackend:
         with contextlib.suppress(*ENGINE_ERRORS):
             await self.remove(await creation)
 
-    def _create(self) -> str:
+    def make(self, entrypoint: list[str] | None = None) -> str:
+        """A hardened container, not started; its name. Another `entrypoint` than the warden is for measurements.
+        Blocking."""
         config = self._config
         mount = f"rw,nosuid,nodev,noexec,uid={_UID},gid={_UID},mode=700,nr_inodes={config.inodes}"
         sizes = (config.work_mib, config.tmp_mib)
@@ -143,21 +145,32 @@ class DockerBackend:
             tty=False,
             labels=labels_of(config),
             host_config=host_config,
+            entrypoint=entrypoint,
         )
         return str(created["Id"])
 
-    async def _attach(self, name: str) -> DockerChannel:
+    def start(self, name: str) -> None:
+        """Start a container that was made. Blocking."""
+        self._api.start(name)
+
+    def attach_request(self, name: str) -> bytes:
+        """What asks the engine for the stream to a container."""
         path = f"/v{self._api.api_version}/containers/{name}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         request = (
             f"POST {path} HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
         )
+        return request.encode()
+
+    async def attach(self, name: str) -> DockerChannel:
+        """The stream to a container that was made."""
+        request = self.attach_request(name)
         loop = asyncio.get_running_loop()
         kind, address = engine_address()
         if kind == "unix":
-            _, channel = await loop.create_unix_connection(lambda: DockerChannel(request.encode()), address)
+            _, channel = await loop.create_unix_connection(lambda: DockerChannel(request), address)
         else:
             host, _, port = address.rpartition(":")
-            _, channel = await loop.create_connection(lambda: DockerChannel(request.encode()), host, int(port))
+            _, channel = await loop.create_connection(lambda: DockerChannel(request), host, int(port))
         try:
             async with asyncio.timeout(self._config.create_deadline_s):
                 await channel.attached
@@ -185,6 +198,17 @@ class DockerBackend:
         finally:
             events.close()
         return seen
+
+    def execute(self, name: str, command: list[str]) -> float:
+        """Seconds of a command by `docker exec`, which no box needs: it is measured for comparison. Blocking."""
+        started = time.perf_counter()
+        made = self._api.exec_create(name, command)
+        self._api.exec_start(made["Id"])
+        took_s = time.perf_counter() - started
+        code = self._api.exec_inspect(made["Id"])["ExitCode"]
+        if code != 0:
+            raise RuntimeError(f"{command} ended with exit code {code} in {name}")
+        return took_s
 
     async def remove(self, name: str) -> None:
         """Remove a container by force. One that is gone already, or an engine that does not answer, is no error."""

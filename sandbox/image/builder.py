@@ -127,7 +127,13 @@ def _build_on(client: DockerClient, tag: str, base: str | None, extras: Sequence
         arguments["BASE"] = base
     try:
         image, _ = client.images.build(
-            fileobj=_context(), custom_context=True, tag=tag, buildargs=arguments, rm=True, forcerm=True
+            fileobj=_context(),
+            custom_context=True,
+            tag=tag,
+            buildargs=arguments,
+            rm=True,
+            forcerm=True,
+            network_mode="none" if base else None,  # a base of ours has every package
         )
     except (docker.errors.BuildError, docker.errors.APIError) as error:
         raise BuildFailed(f"building {tag} on {base or 'the slim Python base'} failed: {error}") from error

@@ -1,8 +1,8 @@
 """The parent's side of one interpreter child: forks it, hands it a cell, watches it to the end.
 
-The result pipe is untrusted. A result counts only if it carries this run's random token, fits the caps, and the child
-then answers a ping with nothing before or after: a forged result is followed by the real one, which is caught there
-or before the next run.
+The result pipe is untrusted. A result counts only if it carries this run's random token, fits the caps, and the answer to
+a ping follows with nothing before or after: a forged result is followed by the real one, which is caught there or before
+the next run.
 """
 
 from __future__ import annotations
@@ -121,11 +121,13 @@ class Child:
         start, cpu_start = time.monotonic(), self._cpu_s()
         try:
             if not self._readable(self._result):
-                token = os.urandom(16)
+                token, ping = os.urandom(16), os.urandom(16)
                 head = interpreter.COMMAND.pack(
                     interpreter.RUN, token, len(code), seed is not None, (seed or 0) % 2**64
                 )
-                self._watch(outcome, token, head + code, start + timeout_s, run_id, channel)
+                # The ping goes along: an honest child answers it right after the result, without another wait.
+                tail = interpreter.COMMAND.pack(interpreter.PING, ping, 0, 0, 0)
+                self._watch(outcome, (token, ping), head + code + tail, start + timeout_s, run_id, channel)
             else:
                 raise Violation("bytes on the result pipe before the run")
         except Violation as violation:
@@ -141,7 +143,13 @@ class Child:
         return outcome
 
     def _watch(
-        self, outcome: RunOutcome, token: bytes, to_send: bytes, deadline: float, run_id: int, channel: Channel
+        self,
+        outcome: RunOutcome,
+        tokens: tuple[bytes, bytes],
+        to_send: bytes,
+        deadline: float,
+        run_id: int,
+        channel: Channel,
     ) -> None:
         poller = select.poll()
         for fd in (self._result, self._out, self._err, self._pidfd, channel.fd):
@@ -164,12 +172,10 @@ class Child:
                 return
             if self._result in ready:
                 received += self._take_result(poller)
-                if not complete and self._parse_result(received, token, outcome):
-                    complete, received = True, b""
-                    token = os.urandom(16)
-                    to_send = self._send(interpreter.COMMAND.pack(interpreter.PING, token, 0, 0, 0), poller)
-                elif complete and len(received) >= _PONG_BYTES:
-                    self._check_pong(received, token)
+                if not complete and (end := self._parse_result(received, tokens[0], outcome)):
+                    complete, received = True, received[end:]
+                if complete and len(received) >= _PONG_BYTES:
+                    self._check_pong(received, tokens[1])
                     return
             elif self._pidfd in ready:
                 # Its last output and a result, if any, are in the pipes already.
@@ -212,30 +218,29 @@ class Child:
             poller.unregister(self._result)
         return data
 
-    def _parse_result(self, received: bytes, token: bytes, outcome: RunOutcome) -> bool:
-        """Whether `received` is one whole result of this run, which is then filled in. Raises Violation."""
+    def _parse_result(self, received: bytes, token: bytes, outcome: RunOutcome) -> int:
+        """Where the one result of this run ends in `received`, which is then filled in; 0 while it is not whole. Raises
+        Violation."""
         if len(received) < interpreter.REPLY.size:
-            return False
+            return 0
         kind, echoed, status, coded, exit_code, value_bytes, error_bytes = interpreter.REPLY.unpack_from(received)
         # A character is at most 4 bytes, or 10 as an escape, and a note of what was left out comes on top.
         most = self._caps.shown * 10 + 1024
         if kind != interpreter.RESULT or echoed != token or value_bytes > most or error_bytes > most or status > 1:
             raise Violation("a result that this run did not make")
         end = interpreter.REPLY.size + value_bytes + error_bytes
-        if len(received) > end:
-            raise Violation("bytes after the result")
         if len(received) < end:
-            return False
-        body = received[interpreter.REPLY.size :]
+            return 0
+        body = received[interpreter.REPLY.size : end]
         outcome.value, outcome.error = body[:value_bytes], body[value_bytes:]
         outcome.status = "error" if status else "ok"
         outcome.exit_code = exit_code if coded else None
-        return True
+        return int(end)
 
     def _check_pong(self, received: bytes, token: bytes) -> None:
         expected = interpreter.REPLY.pack(interpreter.PONG, token, 0, 0, 0, 0, 0)
         if received != expected:
-            raise Violation("a second result after the first")
+            raise Violation("bytes after the result")
 
     def _readable(self, fd: int) -> bool:
         return bool(select.select([fd], [], [], 0)[0]) and self.alive()

@@ -22,6 +22,7 @@ from toolrl.errors import UserError
 
 if TYPE_CHECKING:
     from sandbox import RunResult, SandboxConfig
+    from sandbox.measure import Figure
     from sandbox.selfcheck import Finding
 
 TAG = SandboxSettings().image
@@ -114,6 +115,31 @@ def run(
         raise typer.Exit(1)
 
 
+@sandbox.command(epilog=example("toolrl sandbox bench", "toolrl sandbox bench --jupyter ~/notebooks/bin/python"))
+def bench(
+    backend: Backend = _BACKEND,
+    runtime: str = _RUNTIME,
+    jupyter: str = typer.Option(
+        None, "--jupyter", metavar="PYTHON", help="A Python with jupyter_client and ipykernel, to compare with."
+    ),
+    boxes: str = typer.Option("1,8,16,64", "--boxes", help="Numbers of boxes to load at once."),
+) -> None:
+    """Measure round trip, creation and load against a bare echo, `docker exec` and a Jupyter kernel. About a minute."""
+    from sandbox import SandboxConfig
+
+    if not all(count.strip().isdigit() and int(count) > 0 for count in boxes.split(",")):
+        raise UserError(f"--boxes is {boxes!r}; give numbers above 0 with commas between, e.g. --boxes 1,8,16")
+    counts = tuple(int(count) for count in boxes.split(","))
+    config = SandboxConfig(backend=backend.value, runtime=runtime, run=f"bench-{os.getpid()}")
+    with _told():
+        figures = asyncio.run(_figures(config, counts, jupyter))
+    table = Table("what", "p50 or value", "p99", "unit", "target", "met")
+    for figure in figures:
+        p99 = "" if figure.p99 is None else f"{figure.p99:.4g}"
+        table.add_row(figure.what, f"{figure.value:.4g}", p99, figure.unit, figure.target, figure.met)
+    out().print(table)
+
+
 @sandbox.command(epilog=example("toolrl sandbox ps", "toolrl sandbox ps --run quickstart-cpu"))
 def ps(run: str = typer.Option(None, "--run", help="Only of this run.")) -> None:
     """List the sandbox's containers, whoever made them."""
@@ -165,3 +191,9 @@ async def _findings(config: SandboxConfig) -> list[Finding]:
     from sandbox.selfcheck import run_checks
 
     return [finding async for finding in run_checks(config)]
+
+
+async def _figures(config: SandboxConfig, boxes: tuple[int, ...], jupyter: str | None) -> list[Figure]:
+    from sandbox.measure import measure
+
+    return [figure async for figure in measure(config, boxes=boxes, jupyter=jupyter)]
