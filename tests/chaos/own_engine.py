@@ -1,6 +1,6 @@
 """A Docker engine of a test's own: its data, sockets and containers in a temporary folder, to be killed and started at will.
 
-The machine's engine is only read from (the image is copied out of it).
+The machine's engine is only read from (the image is copied out of it), and its network is out of reach.
 """
 
 from __future__ import annotations
@@ -30,16 +30,11 @@ class OwnEngine:
 
     def start(self) -> None:
         """Returns when it answers."""
-        command = [
-            "dockerd",
-            "--data-root",
-            f"{self.folder}/data",
-            "--exec-root",
-            f"{self.folder}/exec",
-            "-H",
-            self.host,
-        ]
-        command += ["--pidfile", f"{self.folder}/docker.pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+        # In a network namespace of its own: with --bridge=none an engine deletes the docker0 that it finds, and without it
+        # takes it over; on the machine's network that would be the one of the machine's engine.
+        command = ["unshare", "--net", "dockerd", "-H", self.host, "--pidfile", f"{self.folder}/docker.pid"]
+        command += ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]
+        command += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
         (self.folder / "docker.pid").unlink(missing_ok=True)  # what a crash leaves
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
