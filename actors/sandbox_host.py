@@ -71,12 +71,14 @@ class SandboxHost:
         self._held: dict[str, _Held] = {}
         self._released_first: dict[str, None] = {}  # Ray may let a release overtake its acquire
         self._heard: dict[str, float] = {}  # owner -> time.monotonic()
+        self._started = False
         self._stopped = asyncio.Event()
 
     async def start(self) -> dict[str, Any]:
         """Opens the pool; returns what a person wants to know. Raises SandboxUnavailable."""
         await self.pool.__aenter__()
         self._leases = asyncio.create_task(self._watch_leases())
+        self._started = True
         return {"host": self.name, "node": ray.get_runtime_context().get_node_id(), "pid": os.getpid()}
 
     async def serve(self) -> None:
@@ -84,16 +86,17 @@ class SandboxHost:
         await self._stopped.wait()
 
     async def stop(self) -> None:
-        self._leases.cancel()
+        if self._started:
+            self._leases.cancel()
         await self.pool.close()
         self._stopped.set()
 
     # Leases --------------------------------------------------------------------------------------------------------
 
-    async def beat(self, owner: str) -> Load:
-        """The owner lives and keeps its sessions."""
+    async def beat(self, owner: str) -> Load | None:
+        """The owner lives and keeps its sessions. None: the host is still starting."""
         self._heard[owner] = time.monotonic()
-        return self._load()
+        return self._load() if self._started else None
 
     def _load(self) -> Load:
         return Load(len(self._held), self.pool.config.max_sessions)

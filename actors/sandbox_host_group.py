@@ -48,7 +48,7 @@ class SandboxHostGroup:
         self.restarts = 0
         self._complete = False  # all were up once; until then a failure is nothing that another try would mend
         self._keepers: dict[int, asyncio.Task[str]] = {}  # each ends with the reason why it gave up
-        self._changed = asyncio.Condition()
+        self._all_up = asyncio.Event()
 
     @classmethod
     async def start(
@@ -57,22 +57,23 @@ class SandboxHostGroup:
         """Starts `count` hosts. Raises SandboxHostsLost when the first tries of one fail; says why."""
         group = cls(config, count, lease_s=lease_s, cpus=cpus)
         group._keepers = {index: asyncio.create_task(group._keep(index)) for index in range(count)}
+        all_up = asyncio.create_task(group._all_up.wait())
         try:
-            async with group._changed:
-                await group._changed.wait_for(lambda: len(group.hosts) == count or group._given_up())
-            if group._given_up():
-                raise SandboxHostsLost(f"a sandbox host did not start: {group._given_up()[0]}")
+            done, _ = await asyncio.wait([all_up, *group._keepers.values()], return_when=asyncio.FIRST_COMPLETED)
+            if all_up not in done:
+                raise SandboxHostsLost(f"a sandbox host did not start: {done.pop().result()}")
             group._complete = True
         except BaseException:
             await group.stop()
             raise
+        finally:
+            all_up.cancel()
         return group
 
     async def watch(self) -> None:
         """Runs until cancelled. Raises SandboxHostsLost when no host is left."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._given_up()) == self.count)
-        raise SandboxHostsLost(f"no sandbox host is left: {'; '.join(self._given_up())}")
+        reasons = await asyncio.gather(*(asyncio.shield(keeper) for keeper in self._keepers.values()))
+        raise SandboxHostsLost(f"no sandbox host is left: {'; '.join(reasons)}")
 
     async def stats(self, deadline_s: float = 5.0) -> list[dict[str, Any]]:
         """What each host that answers in time says about itself."""
@@ -86,13 +87,10 @@ class SandboxHostGroup:
             keeper.cancel()
         await asyncio.gather(*self._keepers.values(), return_exceptions=True)
 
-    def _given_up(self) -> list[str]:
-        return [task.result() for task in self._keepers.values() if task.done() and not task.cancelled()]
-
     async def _keep(self, index: int) -> str:
-        generation, failures = 0, 0
+        failures = 0
         while True:
-            name = host_name(self.config.run, index, generation)
+            name = host_name(self.config.run, index)
             started = time.monotonic()
             # Creating a named actor asks Ray's directory.
             host = await asyncio.to_thread(start_sandbox_host, name, self.config, lease_s=self.lease_s, cpus=self.cpus)
@@ -108,10 +106,9 @@ class SandboxHostGroup:
             failures = 1 if time.monotonic() - started > STARTED_WELL_S else failures + 1
             if failures > MAX_RESTARTS or not self._complete:
                 log.error("sandbox host %s is given up: %s", name, why)
-                asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(self._tell()))
                 return f"{name}: {why}"
             log.warning("sandbox host %s is replaced: %s", name, why)
-            generation, self.restarts = generation + 1, self.restarts + 1
+            self.restarts += 1
             await asyncio.sleep(min(0.5 * 2 ** (failures - 1), 10.0) if failures > 1 else 0.0)
 
     async def _serve(self, index: int, host: Any) -> str:
@@ -125,7 +122,8 @@ class SandboxHostGroup:
         except RayError as error:
             return f"{type(error).__name__} while it started"
         self.hosts[index] = host
-        await self._tell()
+        if len(self.hosts) == self.count:
+            self._all_up.set()
         serving = asyncio.ensure_future(_value(host.serve.remote()))
         try:
             misses = 0
@@ -144,10 +142,6 @@ class SandboxHostGroup:
             return f"it was silent for {MISSES * SILENT_S:g} s"
         finally:
             serving.cancel()
-
-    async def _tell(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
 
 async def _value(ref: Any) -> Any:

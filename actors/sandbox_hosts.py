@@ -22,6 +22,7 @@ from typing import Any
 
 import ray
 import ray.util
+from ray.exceptions import RayError
 
 from actors.host_link import HostLink, HostLost
 from actors.hosted_session import HostedSession, Place
@@ -34,9 +35,9 @@ FIND_FIRST_S = 0.5  # … while there is none
 PATIENCE_S = 1.0  # a wait at one host is looked at again this often: another may have room by now
 
 
-def host_name(run: str, index: int, generation: int) -> str:
-    """Under which a host is found; every replacement has a name of its own."""
-    return f"{_prefix(run)}{index}-{generation}"
+def host_name(run: str, index: int) -> str:
+    """A new name under which a host is found; every replacement has its own, for Ray gives the old one back late."""
+    return f"{_prefix(run)}{index}-{uuid.uuid4().hex[:8]}"
 
 
 def _prefix(run: str) -> str:
@@ -173,13 +174,12 @@ class SandboxHosts:
         """Takes up the run's hosts as they come."""
         prefix = _prefix(self.config.run)
         while True:
-            names = await asyncio.to_thread(ray.util.list_named_actors)
-            for name in names:
-                if name.startswith(prefix) and name not in self.links:
-                    try:
+            try:
+                for name in await asyncio.to_thread(ray.util.list_named_actors):
+                    if name.startswith(prefix) and name not in self.links:
                         self._link(name, await asyncio.to_thread(ray.get_actor, name))
-                    except ValueError:  # it went between the two questions
-                        continue
+            except (RayError, ValueError) as error:  # the directory is away for a moment, or a host went meanwhile
+                log.warning("looking for sandbox hosts: %s", error)
             await asyncio.sleep(FIND_S if self.links else FIND_FIRST_S)
 
     def _link(self, name: str, actor: Any) -> None:
