@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +22,11 @@ DOWN_S = 3.0
 @pytest.fixture(scope="module")
 def engine():
     need("docker")
+    bridge = Path("/sys/class/net/docker0")  # of the machine's engine
+    before = bridge.exists()
     with own_engine(IMAGE) as engine:
         yield engine
+    assert bridge.exists() == before, "the machine's network was touched"
 
 
 async def test_an_engine_that_is_killed_and_restarted_costs_its_episodes_only(engine, monkeypatch):
