@@ -139,6 +139,8 @@ async def soak(episodes: int, backend: str = "docker", seed: int = 0, hostile_sh
                 draw = random.Random(f"{seed}/{number}")
                 if number == episodes // 10:
                     report.host_mib_early = _resident_mib()
+                if number % 1000 == 999:
+                    print(f"{number + 1} episodes, {len(report.leaks)} leaks", file=sys.stderr)
                 async with await pool.acquire(episode_id=f"soak-{number}") as session:
                     _look(await session.run(INSPECT, timeout_s=ENOUGH_S), number, report)
                     await _play_honest(session, draw, number, honest_s, report)
@@ -179,7 +181,7 @@ async def _play_hostile(
 ) -> None:
     await session.run(LEAVE, timeout_s=ENOUGH_S)
     code, right = draw.choice(HOSTILE)
-    result = await session.run(code, timeout_s=TIMEOUT_S)
+    result = await session.run(code, timeout_s=ENOUGH_S if "oom" in right else TIMEOUT_S)
     statuses[result.status] += 1
     # On a busy machine what ends by itself may meet its deadline first.
     if result.status not in (*right, "timeout"):

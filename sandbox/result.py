@@ -98,16 +98,29 @@ def exit_name(exit_code: int | None) -> str:
         return f"signal {-exit_code}"
 
 
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("a number of bytes is none")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < 2**31:  # false for NaN
+        raise ValueError("a time is none")
+    return float(value)
+
+
 def from_frame(header: dict[str, Any], parts: list[bytes], timeout_s: float, queue_s: float) -> RunResult:
     """The result that a box's answer means. Raises KeyError, TypeError, ValueError where the answer is malformed."""
     status = header["status"]
     if status not in STATUSES or len(parts) != 6:
         raise ValueError(f"status {status!r} with {len(parts)} parts")
     exit_code = header["exit_code"]
-    if exit_code is not None and type(exit_code) is not int:
-        raise TypeError("exit_code is no integer")
-    stdout, cut_out = _joined(parts[0], parts[1], int(header["stdout_bytes"]))
-    stderr, cut_err = _joined(parts[2], parts[3], int(header["stderr_bytes"]))
+    if exit_code is not None and (type(exit_code) is not int or abs(exit_code) >= 2**31):
+        raise ValueError("exit_code is no exit code")
+    stdout_bytes, stderr_bytes = _count(header["stdout_bytes"]), _count(header["stderr_bytes"])
+    stdout, cut_out = _joined(parts[0], parts[1], stdout_bytes)
+    stderr, cut_err = _joined(parts[2], parts[3], stderr_bytes)
     value = parts[4].decode("utf-8", "backslashreplace")
     error = parts[5].decode("utf-8", "backslashreplace")
     if error:
@@ -119,11 +132,11 @@ def from_frame(header: dict[str, Any], parts: list[bytes], timeout_s: float, que
         value=value or None,
         truncated=cut_out or cut_err,
         exit_code=exit_code,
-        wall_s=float(header["wall_s"]),
-        cpu_s=float(header["cpu_s"]),
+        wall_s=_seconds(header["wall_s"]),
+        cpu_s=_seconds(header["cpu_s"]),
         queue_s=queue_s,
         state_lost=bool(header["state_lost"]),
-        stdout_bytes=int(header["stdout_bytes"]),
-        stderr_bytes=int(header["stderr_bytes"]),
+        stdout_bytes=stdout_bytes,
+        stderr_bytes=stderr_bytes,
         note=_note(status, header, timeout_s),
     )

@@ -15,7 +15,7 @@ async def test_five_hundred_episodes_leave_nothing_and_do_not_slow_down():
     report = await soak(500)
     assert report.leaks == [] and report.wrong == [] and report.orphans == []
     assert report.broken == []
-    assert report.hostile > 150 and len(report.statuses) >= 5 and report.boxes_at_most <= 8
+    assert report.hostile > 150 and len(report.statuses) >= 5 and report.boxes_at_most <= 12
     # A percentile of a short run on a busy machine is noise; a drift of the median is not.
     assert report.p50_ms_last < 3 * report.p50_ms_first + 2
 

@@ -196,4 +196,8 @@ async def _findings(config: SandboxConfig) -> list[Finding]:
 async def _figures(config: SandboxConfig, boxes: tuple[int, ...], jupyter: str | None) -> list[Figure]:
     from sandbox.measure import measure
 
-    return [figure async for figure in measure(config, boxes=boxes, jupyter=jupyter)]
+    figures = []
+    async for figure in measure(config, boxes=boxes, jupyter=jupyter):
+        print(f"measured: {figure.what}", file=sys.stderr)
+        figures.append(figure)
+    return figures
