@@ -100,6 +100,8 @@ class RolloutWorker:
         heartbeat = asyncio.create_task(self._heartbeat())
         try:
             while not self.stopping.is_set():
+                if heartbeat.done():
+                    heartbeat.result()  # raises: without a heartbeat every ticket of this worker would be taken back
                 episodes = self._episodes()
                 if episodes and len(episodes) + self.config.loop.group_size > self.config.rollout.concurrency:
                     await asyncio.wait(episodes, return_when=asyncio.FIRST_COMPLETED)

@@ -138,17 +138,33 @@ class WorkerPool:
             await self._replace(name, again)
 
     async def evaluate(self, tasks: int, samples: int, temperature: float) -> list[Trajectory]:
-        """Plays the first `tasks` held-out tasks, `samples` times each, spread over the workers."""
+        """Plays the first `tasks` held-out tasks, `samples` times each, spread over the workers.
+
+        Raises:
+            WorkersLost: no worker could play one of the shares.
+        """
         names = list(self.members)
         shares = [list(range(index, tasks, len(names))) for index in range(len(names))]
         batches = await asyncio.gather(
             *(
-                _value(self.members[name].actor.evaluate.remote(share, samples, temperature))
-                for name, share in zip(names, shares, strict=True)
+                self._play([*names[index:], *names[:index]], share, samples, temperature)
+                for index, share in enumerate(shares)
                 if share
             )
         )
         return [decode(each) for batch in batches for each in batch]
+
+    async def _play(self, names: list[str], share: list[int], samples: int, temperature: float) -> list[bytes]:
+        """One share on the first of the workers that can."""
+        why = ""
+        for name in names:
+            try:
+                played: list[bytes] = await self.members[name].actor.evaluate.remote(share, samples, temperature)
+                return played
+            except RayError as error:  # it died, or its engine did: its peers play its share
+                why = f"{name}: {getattr(error, 'cause', None) or error}"
+                log.warning("held-out tasks are given to another rollout worker; %s", why)
+        raise WorkersLost(f"no rollout worker could play the held-out tasks; the last to try was {why}")
 
     async def stats(self, deadline_s: float = 5.0) -> list[dict[str, Any]]:
         """What each worker that answers in time says about itself."""

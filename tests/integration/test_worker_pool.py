@@ -149,6 +149,13 @@ async def test_the_same_seeds_give_the_same_trajectories_whatever_runs_beside_th
                 assert alone.outcome is together[alone.id].outcome
 
 
+async def test_the_share_of_a_worker_that_died_is_played_by_its_peer(run: Any) -> None:
+    pool, _, _ = run
+    os.kill(pool.members["rollout-1"].info["pid"], signal.SIGKILL)
+    episodes = await pool.evaluate(5, 1, temperature=0.7)
+    assert sorted(t.group_id for t in episodes) == [f"eval-{i}" for i in range(5)]
+
+
 async def test_a_stopped_pool_leaves_no_actor(run: Any) -> None:
     pool, _, _ = run
     actors = [member.actor for member in pool.members.values()]
