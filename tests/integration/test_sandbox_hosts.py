@@ -17,10 +17,12 @@ from tests.requirements import need
 need("ray")
 import ray
 
-from actors import host_link
+from actors import host_link, sandbox_host_group
 from actors.sandbox_host_group import SandboxHostGroup, SandboxHostsLost
 from actors.sandbox_hosts import SandboxHosts
+from actors.worker_setup import interpreter
 from sandbox import FileRefused, PoolExhausted, SandboxConfig, SandboxError, SandboxPool
+from toolrl import presets
 from toolrl.config import ToolConfig
 from toolrl.tools import InfraError, Toolbox
 from toolrl.trajectory import ToolCall
@@ -288,6 +290,29 @@ async def test_no_hosts_and_hosts_without_a_backend_are_told():
     broken = SandboxConfig(backend="docker", image="no-such-image:never", run="broken")
     with pytest.raises(SandboxHostsLost, match="did not start"):
         await SandboxHostGroup.start(broken, 1, cpus=0.5)
+
+
+async def test_a_run_without_hosts_left_ends_with_the_reason(monkeypatch):
+    monkeypatch.setattr(sandbox_host_group, "MAX_RESTARTS", 1)
+    group = await SandboxHostGroup.start(dataclasses.replace(CONFIG, run="doomed"), 1, cpus=0.5)
+    try:
+        watching = asyncio.create_task(group.watch())
+        group.config = dataclasses.replace(CONFIG, run="doomed", backend="docker", image="no-such-image:never")
+        await asyncio.sleep(0.1)
+        assert not watching.done()
+        ray.kill(group.hosts[0])
+        with pytest.raises(SandboxHostsLost, match=r"no sandbox host is left.*no-such-image"):
+            await asyncio.wait_for(watching, 60)
+    finally:
+        await group.stop()
+
+
+def test_the_config_says_where_a_workers_python_runs():
+    def where(*overrides):
+        return type(interpreter(presets.load("quickstart-cpu", list(overrides))))
+
+    assert where() is SandboxPool and where("placement.sandbox=hosts") is SandboxHosts
+    assert where("placement.sandbox=hosts", "tools=[calculator]") is SandboxPool  # nobody starts hosts for it
 
 
 async def test_the_hop_to_a_host_is_measured(hosts):

@@ -82,3 +82,10 @@ def test_the_zero_stage_splits_what_a_rank_keeps() -> None:
 def test_a_policy_without_python_needs_no_interpreter() -> None:
     plan = placement.needed(presets.load("quickstart-cpu", ["tools=[calculator]"]), "cpu")
     assert "interpreter pool" not in {part.name for part in plan.parts}
+
+
+def test_each_sandbox_host_takes_a_unit_of_the_resource() -> None:
+    config = presets.load("quickstart-cpu", ["placement.sandbox=hosts", "placement.sandbox_hosts=3"])
+    assert placement.plan(config, {"CPU": 16, "sandbox": 3}).total()["sandbox"] == 3
+    with pytest.raises(PlacementError, match="sandbox: needs 3 \\(3 × sandbox host\\), there are 2"):
+        placement.plan(config, {"CPU": 16, "sandbox": 2})
