@@ -44,6 +44,7 @@ class Backend(StrEnum):
 
 
 _HOW = typer.Option(How.auto, "--how", help="From a slim Python base, or from Debian packages (no registry).")
+_WITH = typer.Option([], "--with", metavar="PACKAGE", help="Also install matplotlib, pandas or scipy; may be repeated.")
 _FILE = typer.Option(None, "--file", exists=True, dir_okay=False, help="Read the cell from a file.")
 _BACKEND = typer.Option(Backend.auto, "--backend", help="Where the code runs; auto: Docker if it can be used.")
 _RUNTIME = typer.Option("runc", "--runtime", help="Docker runtime: runc, or runsc where gVisor is installed.")
@@ -54,6 +55,7 @@ _STYLES = {"kept": "green", "BROKEN": "red", "not promised": "dim"}
 def build(
     tag: str = typer.Option(TAG, "--tag", help="Name of the image."),
     how: How = _HOW,
+    extras: list[str] = _WITH,
 ) -> None:
     """Build the image of the Docker backend."""
     from docker.errors import DockerException
@@ -63,7 +65,7 @@ def build(
 
     started = time.monotonic()
     try:
-        built = image.build(tag, how.value)
+        built = image.build(tag, how.value, extras)
     except (BuildFailed, DockerException) as error:
         raise UserError(f"the image {tag} was not built: {error}") from error
     out().print(f"built {tag} ({built[:19]}) in {time.monotonic() - started:.0f} s; next: toolrl sandbox check")
