@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 import pytest_asyncio
@@ -13,7 +14,7 @@ from tests.requirements import need
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENOUGH_S = 30.0
 BACKENDS = {
-    "docker": {"backend": "docker"},
+    "docker": {"backend": "docker", "image": os.environ.get("TOOLRL_SANDBOX_IMAGE", "toolrl-sandbox:latest")},
     "bubblewrap": {"backend": "process", "confinement": "bubblewrap"},
     "plain": {"backend": "process", "confinement": "none"},
 }
