@@ -103,7 +103,7 @@ class RolloutConfig:
     max_turn_tokens: int = 1024  # sampled tokens in one turn
     max_response_tokens: int = 4096  # sampled and shown tokens after the prompt
     max_context_tokens: int = 8192  # prompt and response
-    max_observation_tokens: int = 1024  # one tool result
+    max_observation_tokens: int = 1024  # one tool turn: all results of a policy turn
     truncate_observation: Literal["head", "tail", "middle"] = "middle"  # the part that is cut away
     lease_s: float = 60.0  # a worker that is silent for so long loses its tickets
 

@@ -45,13 +45,8 @@ class Progress:
 
     step: int = 0  # batches trained
     version: int = 0  # of the learner's weights
-    trained: int = 0  # trajectories, by this process
     batch_id: int | None = None  # the lease to keep alive
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-
-class NothingTrained(RunError):
-    """The run came to its end without one optimiser step."""
 
 
 class BatchLate(RunError):
@@ -96,16 +91,11 @@ async def _train(config: RunConfig, folder: RunFolder, view: View, resume: bool)
     view.stage("starting Ray, the learner and the engines")
     async with start_parts(config, folder) as parts:
         progress = await (restore(parts, view) if resume else begin(parts, view))
-        done_before = progress.step
         await evaluate(parts, progress, view)
         await _until_trained(train_policy(parts, progress, view), keep_rollouts_going(parts, progress))
         await evaluate(parts, progress, view)
         await parts.learner.export(str(folder.final))
         view.finish(progress.evaluations, await parts.buffer.ledger.remote())
-    if progress.trained == 0 and done_before < config.loop.steps:
-        raise NothingTrained(
-            f"run {config.name} trained nothing; `toolrl ledger {config.name}` says where its samples went"
-        )
 
 
 async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
@@ -141,7 +131,6 @@ async def train_policy(parts: Parts, progress: Progress, view: View) -> None:
         progress.step += 1
         await parts.buffer.ack.remote(batch.batch_id, progress.step, progress.version + 1)
         progress.batch_id = None
-        progress.trained += len(trajectories)
         trained = time.monotonic()
         await publish_weights(parts, progress, progress.version + 1, view)
         metrics = {
