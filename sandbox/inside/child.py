@@ -125,7 +125,7 @@ class Child:
                 head = interpreter.COMMAND.pack(
                     interpreter.RUN, token, len(code), seed is not None, (seed or 0) % 2**64
                 )
-                # The ping goes along: an honest child answers it right after the result, without another wait.
+                # The ping goes along: an honest child answers it in one breath with the result.
                 tail = interpreter.COMMAND.pack(interpreter.PING, ping, 0, 0, 0)
                 self._watch(outcome, (token, ping), head + code + tail, start + timeout_s, run_id, channel)
             else:

@@ -123,7 +123,11 @@ def _serve(command: int, result: int, out: int, err: int, limit: int) -> NoRetur
             error = outcome.error.encode("utf-8", "backslashreplace")
             coded = outcome.exit_code is not None
             head = _pack(RESULT, token, 1 if error else 0, coded, outcome.exit_code or 0, _len(value), _len(error))
-            _write_all(result, head + value + error)
+            # The ping that came with the cell is read only now, so that it lay in no variable while the cell ran.
+            ping = _read_exactly(command, COMMAND.size)
+            if ping is None:
+                _exit(0)
+            _write_all(result, head + value + error + _pack(PONG, _unpack(ping)[1], 0, 0, 0, 0, 0))
         except KeyboardInterrupt:  # a late signal to ourselves, between two cells
             continue
 
