@@ -1,6 +1,8 @@
 # Two commands: `make train` and `make test`. Both set up .venv from the pinned list when it is missing.
 PYTHON ?= python3.11
 BIN := .venv/bin
+# Two processes, a file in one of them: most of a test's time is an engine or a cluster that starts.
+SPREAD ?= -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 .DEFAULT_GOAL := help
 .PHONY: help setup train test check bench gpu-check wheel-check clean
@@ -21,13 +23,13 @@ train: setup  ## train the tiny model on this machine (minutes); ARGS="seed=1 â€
 	$(BIN)/toolrl train quickstart-cpu $(ARGS)
 
 test: setup  ## every test that this machine can run
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests $(SPREAD) $(ARGS)
 
 check: setup  ## ruff, mypy, import contracts and the fast unit tests (< 90 s)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/unit -q
+	$(BIN)/python -m pytest tests/unit -q $(SPREAD)
 
 bench: setup  ## speed as ratios, printed and written as JSON to bench-results/
 	$(BIN)/toolrl bench all
