@@ -29,11 +29,13 @@ used / 2**20
 
 @dataclass(frozen=True)
 class Load:
-    """A pool of `boxes`, each with a cell at once: cells a second, and seconds of each with its wait for a slot."""
+    """A pool of `boxes`, each with a cell at once: cells a second, and seconds of each with and without its wait for one
+    of the machine's run slots."""
 
     boxes: int
     runs_per_s: float
     times_s: list[float]
+    unqueued_s: list[float]
 
 
 async def round_trips(config: SandboxConfig, code: str, rounds: int) -> list[float]:
@@ -82,6 +84,7 @@ async def load(config: SandboxConfig, boxes: int, seconds: float) -> Load:
     """Trivial cells on `boxes` boxes at once for some seconds."""
     config = dataclasses.replace(config, min_sessions=boxes, max_sessions=boxes)
     times: list[float] = []
+    unqueued: list[float] = []
     async with SandboxPool(config) as pool, contextlib.AsyncExitStack() as stack:
         sessions = [
             await stack.enter_async_context(await pool.acquire(episode_id=f"load-{number}")) for number in range(boxes)
@@ -91,12 +94,13 @@ async def load(config: SandboxConfig, boxes: int, seconds: float) -> Load:
 
         async def play(session) -> None:  # type: ignore[no-untyped-def]
             while (started := time.perf_counter()) < end:
-                await session.run("1 + 1", timeout_s=_ENOUGH_S)
+                result = await session.run("1 + 1", timeout_s=_ENOUGH_S)
                 times.append(time.perf_counter() - started)
+                unqueued.append(times[-1] - result.queue_s)
 
         started = time.perf_counter()
         await asyncio.gather(*(play(session) for session in sessions))
-        return Load(boxes, len(times) / (time.perf_counter() - started), times)
+        return Load(boxes, len(times) / (time.perf_counter() - started), times, unqueued)
 
 
 async def overshoots(config: SandboxConfig, rounds: int, timeout_s: float = 0.2) -> list[float]:
