@@ -40,7 +40,7 @@ async def test_waiters_are_served_in_turn_and_boxes_reused():
         values = await asyncio.gather(*(episode(number) for number in range(30)))
         stats = pool.stats()
         assert values == [str(number * number) for number in range(30)]
-        assert stats.created == 2 and stats.acquired == 30 and stats.runs == {"ok": 30, "error": 30}
+        assert stats.created <= 2 and stats.acquired == 30 and stats.runs == {"ok": 30, "error": 30}
         assert await eventually(lambda: pool.stats().idle == 2)
 
 
