@@ -24,6 +24,7 @@ from learner.sequence import TrainSequence
 from learner.settings import RankSettings
 from toolrl.config import RunConfig
 from toolrl.errors import RunError
+from toolrl.placement import gpu_fraction
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class LearnerGroup:
             environment["DS_ACCELERATOR"] = "cpu"
         actor_class = ray.remote(
             num_cpus=1 if on_gpu else learner.cpu_threads,
-            num_gpus=config.placement.gpus_per_learner_rank if on_gpu else 0,
+            num_gpus=config.placement.gpus_per_learner_rank * gpu_fraction(config) if on_gpu else 0,
             runtime_env={"env_vars": environment},
             concurrency_groups={"watch": 1},
             max_restarts=0,

@@ -25,6 +25,7 @@ from actors.replay import Entry, Ticket
 from actors.weights import Publication, WeightReceiver
 from actors.worker_setup import Setup
 from toolrl.config import RunConfig
+from toolrl.placement import gpu_fraction
 from toolrl.rewards import RewardPipeline
 from toolrl.tasks import AnswerChecker, Task
 from toolrl.trajectory import Outcome, Trajectory
@@ -237,7 +238,7 @@ def start_rollout_worker(name: str, config: RunConfig, model_dir: str, buffer: A
     actor = ray.remote(RolloutWorker).options(
         name=f"{config.name}/{name}",
         num_cpus=config.engine.cpu_threads if not on_gpu else 1,
-        num_gpus=config.engine.tensor_parallel if on_gpu else 0,
+        num_gpus=config.engine.tensor_parallel * gpu_fraction(config) if on_gpu else 0,
         max_concurrency=1024,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}},
     )

@@ -188,7 +188,7 @@ def device(config: RunConfig) -> Iterator[Problem]:
         message = "engine and learner disagree too much in bfloat16 on a CPU (ratios drift from 1); set float32"
         yield Problem("model.dtype", message, config.model.dtype)
     if p.mode == "colocated":
-        message = "shares one GPU by sleep and wake-up, and placement.device is cpu; set disaggregated"
+        message = "shares the memory of a GPU, and placement.device is cpu; set disaggregated"
         yield Problem("placement.mode", message, p.mode)
     if config.engine.tensor_parallel > 1:
         message = "engines on a CPU use one process; set 1 and raise rollout.workers"
@@ -207,6 +207,12 @@ def colocation(config: RunConfig) -> Iterator[Problem]:
             f"{engine_gpus} must equal learner.ranks"
         )
         yield Problem("learner.ranks", message, config.learner.ranks)
+    if colocated and config.engine.tensor_parallel > 1:
+        message = "colocated, an engine shares one GPU with one learner rank; set 1 and raise rollout.workers"
+        yield Problem("engine.tensor_parallel", message, config.engine.tensor_parallel)
+    if colocated and config.engine.gpu_memory_share > 0.7:
+        message = "colocated, what the engine takes is missing to the learner on the same GPU; set 0.3 to 0.6"
+        yield Problem("engine.gpu_memory_share", message, config.engine.gpu_memory_share)
     if not colocated and config.weights.transport == "ipc":
         message = "hands memory over inside one GPU; with placement.mode=disaggregated set nccl or auto"
         yield Problem("weights.transport", message, "ipc")

@@ -60,6 +60,11 @@ class Placement:
         return sum(part.count * part.memory_gib for part in self.parts)
 
 
+def gpu_fraction(config: RunConfig) -> float:
+    """What an engine, and a learner rank, ask of a GPU: half where they share one."""
+    return 0.5 if config.placement.mode == "colocated" else 1.0
+
+
 def resolve_device(config: RunConfig, available: Mapping[str, float]) -> Device:
     """`cpu` or `cuda`; `auto` takes GPUs where there are any."""
     if config.placement.device != "auto":
@@ -140,7 +145,7 @@ def needed(config: RunConfig, device: Device) -> Placement:
             memory_gib=_learner_host_gib(config, on_gpu),
             gpu_memory=f"about {_learner_gpu_gib(config):.0f} GiB + activations" if on_gpu else "",
             note=f"DeepSpeed, ZeRO {config.learner.zero_stage}"
-            + (", on the engines' GPUs in turn" if colocated else ""),
+            + ("; each shares a GPU with an engine" if colocated else ""),
         ),
         Part("replay buffer", 1, memory_gib=0.5, note=f"staleness at most {config.buffer.max_staleness}"),
     ]
