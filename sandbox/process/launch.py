@@ -76,9 +76,16 @@ def _prefixes() -> list[str]:
     return [prefix for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) if not f"{prefix}/".startswith("/usr/")]
 
 
+def _placed(path: str) -> str:
+    """Where a path of this Python is inside a box: where it is outside, but for those in the host's /tmp, which a box has of
+    its own."""
+    return f"/sbx/host{path}" if path.startswith("/tmp/") else path
+
+
 def _parents() -> list[str]:
     """The folders above them, outermost first."""
-    return [str(parent) for prefix in _prefixes() for parent in reversed(Path(prefix).parents) if str(parent) != "/"]
+    places = [Path(_placed(prefix)) for prefix in _prefixes()]
+    return [str(parent) for place in places for parent in reversed(place.parents) if str(parent) != "/"]
 
 
 def _system_binds() -> list[str]:
@@ -94,15 +101,15 @@ def _system_binds() -> list[str]:
     for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
         binds += ["--ro-bind-try", path, path]
     for prefix in _prefixes():
-        binds += ["--ro-bind", prefix, prefix]
+        binds += ["--ro-bind", prefix, _placed(prefix)]
     for part in ("__init__.py", "inside", "process"):
         binds += ["--ro-bind", str(_PACKAGE / part), f"{_LIBRARY}/sandbox/{part}"]
     return binds
 
 
-def _start(library: str) -> list[str]:
+def _start(python: str, library: str) -> list[str]:
     code = f"import sys; sys.path.insert(0, {library!r}); from sandbox.process.main import main; main()"
-    return [sys.executable, "-s", "-P", "-B", "-c", code]
+    return [python, "-s", "-P", "-B", "-c", code]
 
 
 def confined_command(config: SandboxConfig, info_fd: int) -> list[str]:
@@ -115,9 +122,9 @@ def confined_command(config: SandboxConfig, info_fd: int) -> list[str]:
     command += ["--symlink", f"{episode}/tmp", "/tmp", "--remount-ro", "/", "--chdir", "/"]
     for name, value in _ENVIRONMENT.items():
         command += ["--setenv", name, value]
-    return [*command, "--", *_start(_LIBRARY)]
+    return [*command, "--", *_start(_placed(sys.executable), _LIBRARY)]
 
 
 def plain_command() -> tuple[list[str], dict[str, str]]:
     """The first process of a box without bubblewrap, and its environment."""
-    return _start(str(_PACKAGE.parent)), dict(_ENVIRONMENT)
+    return _start(sys.executable, str(_PACKAGE.parent)), dict(_ENVIRONMENT)
