@@ -53,8 +53,9 @@ class OwnEngine:
         load = subprocess.run(["docker", "-H", self.host, "load"], stdin=save.stdout, capture_output=True, timeout=240)
         assert save.wait() == 0 and load.returncode == 0, load.stderr.decode()
 
-    def containers(self) -> list[str]:
-        return self.docker("ps", "-aq").stdout.split()
+    def running(self) -> list[str]:
+        """Containers with a live process."""
+        return self.docker("ps", "-q").stdout.split()
 
     def kill(self) -> None:
         assert self.process is not None

@@ -46,6 +46,7 @@ SETTINGS = [
     "rollout.concurrency=16",
     "cold_start.steps=60",
     "cold_start.traces=256",
+    "cold_start.learning_rate=1e-3",  # moderate weights: float32 rounding then stays well below what a wrong path would show
     "tasks.held_out_tasks=12",
     f"loop.steps={STEPS}",
     "loop.groups_per_step=4",
