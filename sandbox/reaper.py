@@ -1,5 +1,4 @@
-"""Removes containers that their owner left behind: its process is dead on this machine, their lease is over, or the box in
-them has ended (an engine that died in the middle of a removal leaves such).
+"""Removes containers that their owner left behind: its process is dead on this machine, or their lease is over.
 
 The last of three layers: a box ends with its stream, a box ends after a long silence, and this. It never touches a
 container without our label, of another run when one is named, or of an owner that lives and whose lease runs.
@@ -30,9 +29,7 @@ class FoundBox:
     orphan: str
 
 
-def _orphan_reason(found: dict[str, str], state: str, now: float) -> str:
-    if state in ("exited", "dead"):
-        return "its box has ended"
+def _orphan_reason(found: dict[str, str], now: float) -> str:
     if is_gone(found.get(labels.OWNER, "")):
         return "its owner is dead"
     expires = found.get(labels.EXPIRES, "")
@@ -52,7 +49,7 @@ def list_boxes(run: str | None = None) -> list[FoundBox]:
                 owner=entry["Labels"].get(labels.OWNER, ""),
                 state=entry["State"],
                 age_s=now - entry["Created"],
-                orphan=_orphan_reason(entry["Labels"], entry["State"], now),
+                orphan=_orphan_reason(entry["Labels"], now),
             )
             for entry in api.containers(all=True, filters={"label": wanted})
         ]

@@ -92,5 +92,6 @@ async def test_an_engine_that_is_killed_and_restarted_costs_its_episodes_only(en
         await busy.release()
     counted = Counter(status for _, status in ended)
     print(f"\ntold after {told_s:.2f} s, first episode {recovered_s:.2f} s after the engine answered; {dict(counted)}")
-    # No box runs. A record of one may be left, where the engine died in the middle of making or removing it: the reaper's.
+    # No box runs. A record of one may be left, where the engine died in the middle of making or removing it: the reaper's,
+    # once its owner has ended.
     assert not engine.running()
