@@ -89,6 +89,7 @@ class SandboxConfig:
             "ttl_s": self.ttl_s,
             "preimport": list(self.preimport),
             "memory_mib": self.memory_mib,
+            "address_space_mib": self.memory_mib * 3 // 4 if self.runtime == "runsc" else 0,
             "work_mib": self.work_mib,
             "pids": self.pids,
         }

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ENGINE_ERRORS = (docker.errors.DockerException, requests.exceptions.RequestException, OSError)
 _UID = 10001
+# gVisor's kernel is a process with threads of its own, several for each process in it, and dies where it gets none.
+_GVISOR_THREADS = 16
 _EVENT_WAIT_S = 2  # the engine notes a death a little after the stream has ended
 _SIGKILLED = 137
 _OWN_EXITS = ("0", "75", "76", "78")  # the warden's own: the stream ended or was bad, silence, the guard
@@ -126,7 +128,7 @@ class DockerBackend:
             shm_size=config.tmp_mib * 2**20,
             mem_limit=config.memory_mib * 2**20,
             memswap_limit=config.memory_mib * 2**20,
-            pids_limit=config.pids,
+            pids_limit=config.pids * (_GVISOR_THREADS if config.runtime == "runsc" else 1),
             nano_cpus=int(config.cpus * 1e9),
             tmpfs={path: f"{mount},size={size}m" for path, size in zip(WIPED_MOUNTS, sizes, strict=True)},
             log_config=docker.types.LogConfig(type="none"),
@@ -193,7 +195,8 @@ class DockerBackend:
             for event in events:
                 action = str(event.get("Action", event.get("status")))
                 seen[action] = event.get("Actor", {}).get("Attributes", {}).get("exitCode", "")
-                if action == "die":
+                # Where the kernel killed the whole box, the two may come in either order.
+                if "die" in seen and (seen["die"] != str(_SIGKILLED) or "oom" in seen):
                     break
         finally:
             events.close()

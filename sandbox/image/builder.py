@@ -93,23 +93,23 @@ def _base_tag(extras: Sequence[str]) -> str:
     return "-".join([BASE_TAG, *extras])
 
 
-def _make_base(client: DockerClient, extras: Sequence[str]) -> None:
+def make_base(client: DockerClient, tag: str, packages: Sequence[str]) -> None:
+    """A Debian root file system of the essential packages and `packages`, imported under `tag`. Raises BuildFailed."""
     if shutil.which("mmdebstrap") is None:
-        raise BuildFailed("mmdebstrap is not installed: apt-get install mmdebstrap, or build with how='dockerfile'")
+        raise BuildFailed("mmdebstrap is not installed: apt-get install mmdebstrap, or build on a base from a registry")
     with tempfile.TemporaryDirectory(prefix="toolrl-image-") as folder:
         root = os.path.join(folder, "root.tar")
-        packages = ",".join([*_PACKAGES, *(EXTRAS[name] for name in extras)])
-        command = ["mmdebstrap", "--variant=essential", f"--include={packages}"]
+        command = ["mmdebstrap", "--variant=essential", f"--include={','.join(packages)}"]
         command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale", "info")]
         command += ['--aptopt=Apt::Install-Recommends "false"', _codename(), root, *_apt_sources()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BASE_DEADLINE_S)
         if done.returncode != 0:
             raise BuildFailed(f"mmdebstrap failed ({done.returncode}): {done.stderr[-2000:]}")
-        repository, tag = _base_tag(extras).split(":")
-        client.api.import_image_from_file(root, repository=repository, tag=tag)
+        repository, _, version = tag.partition(":")
+        client.api.import_image_from_file(root, repository=repository, tag=version)
 
 
-def _has_image(client: DockerClient, tag: str) -> bool:
+def has_image(client: DockerClient, tag: str) -> bool:
     import docker.errors
 
     try:
@@ -152,16 +152,16 @@ def build_image(tag: str, how: How, extras: Sequence[str] = ()) -> str:
     base = _base_tag(extras)
     client = docker.from_env(timeout=600)
     try:
-        if how == "debootstrap" or (how == "auto" and _has_image(client, base)):
-            if not _has_image(client, base):
-                _make_base(client, extras)
+        if how == "debootstrap" or (how == "auto" and has_image(client, base)):
+            if not has_image(client, base):
+                make_base(client, base, [*_PACKAGES, *(EXTRAS[name] for name in extras)])
             return _build_on(client, tag, base, extras)
         try:
             return _build_on(client, tag, None, extras)
         except BuildFailed:
             if how == "dockerfile":
                 raise
-            _make_base(client, extras)
+            make_base(client, base, [*_PACKAGES, *(EXTRAS[name] for name in extras)])
             return _build_on(client, tag, base, extras)
     finally:
         client.close()

@@ -8,6 +8,7 @@ this.
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 MARKER_PATH = "/sbx/.toolrl-warden"
 MARKER_TEXT = "toolrl sandbox image: the warden may run here\n"
@@ -32,9 +33,16 @@ def problems() -> list[str]:
                 found.append(f"{MARKER_PATH} has another text")
     except OSError as error:
         found.append(f"no marker file {MARKER_PATH}: {error.strerror}")
-    if not os.statvfs("/").f_flag & os.ST_RDONLY:
+    if not _root_is_read_only():
         found.append("the root file system is writable")
     return found
+
+
+def _root_is_read_only() -> bool:
+    if os.statvfs("/").f_flag & os.ST_RDONLY:
+        return True
+    # gVisor's statvfs knows no such flag; its list of mounts does.
+    return "ro" in [mount for mount in mounts() if mount.path == "/"][-1].options
 
 
 def require() -> None:
@@ -44,14 +52,30 @@ def require() -> None:
         raise GuardRefused("refusing to run outside the sandbox container: " + "; ".join(found))
 
 
-def tmpfs_mounts(mountinfo: str) -> set[str]:
-    """Mount points of type tmpfs that /proc/self/mountinfo lists."""
-    mounts = set()
+class Mount(NamedTuple):
+    """One line of /proc/self/mountinfo."""
+
+    path: str
+    options: list[str]
+    kind: str
+
+
+def mounts(mountinfo: str | None = None) -> list[Mount]:
+    """What is mounted, in order, as this process's /proc/self/mountinfo (or the given text) tells."""
+    if mountinfo is None:
+        with open("/proc/self/mountinfo", encoding="utf-8") as file:
+            mountinfo = file.read()
+    found = []
     for line in mountinfo.splitlines():
         fields = line.split(" ")
-        if "-" in fields and fields[fields.index("-") + 1] == "tmpfs":
-            mounts.add(fields[4])
-    return mounts
+        if "-" in fields:
+            found.append(Mount(fields[4], fields[5].split(","), fields[fields.index("-") + 1]))
+    return found
+
+
+def tmpfs_mounts(mountinfo: str | None = None) -> set[str]:
+    """Mount points of type tmpfs."""
+    return {mount.path for mount in mounts(mountinfo) if mount.kind == "tmpfs"}
 
 
 def require_wipeable(path: str) -> None:
@@ -60,6 +84,5 @@ def require_wipeable(path: str) -> None:
     require()
     if path not in WIPED_MOUNTS:
         raise GuardRefused(f"{path!r} is not on the list of folders that may be emptied: {WIPED_MOUNTS}")
-    with open("/proc/self/mountinfo", encoding="utf-8") as mountinfo:
-        if path not in tmpfs_mounts(mountinfo.read()):
-            raise GuardRefused(f"{path} is not a tmpfs mount point")
+    if path not in tmpfs_mounts():
+        raise GuardRefused(f"{path} is not a tmpfs mount point")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from sandbox.image import erase, guard
@@ -25,23 +25,30 @@ _MEMORY_EVENTS = (
 )
 
 
-def _be_nice() -> None:
-    os.nice(10)
-
-
 class Container:
     """What the service asks of the container around it."""
 
     work = guard.WIPED_MOUNTS[0]
-    # Inside a container niceness counts only among its own processes: pid 1 stays quick whatever the cell starts.
-    enter: Callable[[], None] = staticmethod(_be_nice)
 
     def __init__(self) -> None:
         guard.require()
+        self._address_space = 0
         self._own_state = traces.own_state()
+        # Wherever this uid may write: gVisor has a /tmp of its own, for one.
+        writable = {path for path in guard.tmpfs_mounts() if os.path.isdir(path) and os.access(path, os.W_OK)}
+        self._folders = sorted({*guard.WIPED_MOUNTS, "/dev/shm", "/dev/mqueue", *writable})
 
     def open(self, settings: dict[str, Any]) -> None:
-        """Nothing to prepare: the engine has made the mounts."""
+        """Keep what a fresh child is told; the engine has made the mounts."""
+        self._address_space = int(settings["address_space_mib"]) * 2**20
+
+    def enter(self) -> None:
+        """Sets the limits of a fresh child."""
+        # Inside a container niceness counts only among its own processes: pid 1 stays quick whatever the cell starts.
+        os.nice(10)
+        if self._address_space:
+            # gVisor's kernel lives on the box's memory and dies with it: a cell is to meet its limit before that.
+            resource.setrlimit(resource.RLIMIT_AS, (self._address_space, self._address_space))
 
     def kill_others(self) -> None:
         """Kill every process of the container but this one; the kernel signals all at once, so a fork bomb cannot
@@ -66,8 +73,7 @@ class Container:
 
     def leftovers(self) -> list[str]:
         """What an episode can leave that is not wiped here: such a box is destroyed, never cleaned."""
-        folders = (*guard.WIPED_MOUNTS, "/dev/shm", "/dev/mqueue")
-        found = [f"entries in {path}" for path in folders if traces.has_entries(path)] + traces.ipc_objects()
+        found = [f"entries in {path}" for path in self._folders if traces.has_entries(path)] + traces.ipc_objects()
         if traces.own_state() != self._own_state:
             found.append("limits, priority or affinity of the warden were changed")
         return found

@@ -8,13 +8,15 @@ the standard library are bound here at import, so that a cell that replaces them
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
 import linecache
 import traceback
 import types
 from builtins import isinstance, len, repr, type  # noqa: UP029  ours, whatever a cell makes of the module's
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import asyncio
 
 _compile, _eval = compile, eval
 _parse, _Expr, _Expression = ast.parse, ast.Expr, ast.Expression
@@ -78,6 +80,9 @@ class CellRunner:
         result = _eval(code, self._namespace)
         if not code.co_flags & _CO_COROUTINE:
             return result
+        # Few cells await, and it would be a third of what a new box imports.
+        import asyncio
+
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(result)

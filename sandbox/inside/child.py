@@ -8,6 +8,7 @@ the next run.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -22,6 +23,7 @@ from sandbox.inside import interpreter
 from sandbox.inside.capture import Capture
 
 _READ_BYTES = 65536
+_LOOK_EVERY_S = 0.02
 _PONG_BYTES = interpreter.REPLY.size
 
 
@@ -85,13 +87,19 @@ class Child:
             os.close(fd)
         for fd in (self._command, self._result, self._out, self._err):
             os.set_blocking(fd, False)
-        self._pidfd = os.pidfd_open(self.pid)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            if error.errno != errno.ENOSYS:
+                raise
+            self._pidfd = -1  # gVisor has none: its death is then seen by looking
         self._reaped: tuple[int, float] | None = None
 
     def close(self) -> None:
         """Free the descriptors; the process must have been killed and reaped."""
         for fd in (self._command, self._result, self._out, self._err, self._pidfd):
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -121,7 +129,8 @@ class Child:
         start, cpu_start = time.monotonic(), self._cpu_s()
         try:
             if not self._readable(self._result):
-                token, ping = os.urandom(16), os.urandom(16)
+                secret = os.urandom(32)
+                token, ping = secret[:16], secret[16:]
                 head = interpreter.COMMAND.pack(
                     interpreter.RUN, token, len(code), seed is not None, (seed or 0) % 2**64
                 )
@@ -153,7 +162,9 @@ class Child:
     ) -> None:
         poller = select.poll()
         for fd in (self._result, self._out, self._err, self._pidfd, channel.fd):
-            poller.register(fd, select.POLLIN)
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        look_every_s = math.inf if self._pidfd >= 0 else _LOOK_EVERY_S
         to_send = self._send(to_send, poller)
         received, complete = b"", False
         while True:
@@ -161,7 +172,7 @@ class Child:
             if left_s <= 0:
                 outcome.status = "timeout"
                 return
-            ready = {fd for fd, _ in poller.poll(math.ceil(left_s * 1000))}
+            ready = {fd for fd, _ in poller.poll(math.ceil(min(left_s, look_every_s) * 1000))}
             if self._command in ready:
                 to_send = self._send(to_send, poller)
             for fd, stream in ((self._out, outcome.stdout), (self._err, outcome.stderr)):
@@ -177,7 +188,7 @@ class Child:
                 if complete and len(received) >= _PONG_BYTES:
                     self._check_pong(received, tokens[1])
                     return
-            elif self._pidfd in ready:
+            elif self._pidfd in ready or (not ready and self._pidfd < 0 and not self.alive()):
                 # Its last output and a result, if any, are in the pipes already.
                 code, _ = self._wait(0) or (0, 0.0)
                 outcome.status, outcome.exit_code = "died", code

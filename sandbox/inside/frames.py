@@ -15,6 +15,9 @@ PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 65536
 MAX_BODY_BYTES = 64 * 2**20
 _PREFIX = struct.Struct(">II")
+# Bound once: a call of `json.dumps` with separators makes a new encoder each time.
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_from_json = json.JSONDecoder().decode
 
 
 class FrameError(Exception):
@@ -30,7 +33,7 @@ class Frame(NamedTuple):
 
 def encode(header: dict[str, Any], *parts: bytes) -> bytes:
     """The bytes of one frame."""
-    head = json.dumps({**header, "parts": [len(part) for part in parts]}, separators=(",", ":")).encode()
+    head = _to_json({**header, "parts": [len(part) for part in parts]}).encode()
     body = b"".join(parts)
     if len(head) > MAX_HEADER_BYTES or len(body) > MAX_BODY_BYTES:
         raise FrameError(f"frame too large: header {len(head)} bytes, body {len(body)} bytes")
@@ -39,7 +42,7 @@ def encode(header: dict[str, Any], *parts: bytes) -> bytes:
 
 def _split(head: bytes, body: bytes) -> Frame:
     try:
-        header = json.loads(head)
+        header = _from_json(head.decode())
     except (ValueError, RecursionError) as error:
         raise FrameError(f"header is not JSON: {error}") from None
     if not isinstance(header, dict):

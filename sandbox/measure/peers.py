@@ -61,6 +61,24 @@ async def container_echo(config: SandboxConfig, rounds: int) -> tuple[list[float
     return bare, framed
 
 
+async def container_starts(config: SandboxConfig, rounds: int) -> list[float]:
+    """Seconds until the engine has made and started `cat` in the same kind of container."""
+    backend = DockerBackend(config)
+    times = []
+    try:
+        for _ in range(rounds):
+            started = time.perf_counter()
+            name = await backend.call(backend.make, ["cat"])
+            try:
+                await backend.call(backend.start, name)
+                times.append(time.perf_counter() - started)
+            finally:
+                await backend.remove(name)
+    finally:
+        await backend.close()
+    return times
+
+
 def _bare_echo(backend: DockerBackend, name: str, rounds: int) -> list[float]:
     """Blocking."""
     kind, address = engine_address()

@@ -27,9 +27,14 @@ async def measure(
     docker = backend.name == "docker"
     try:
         yield Figure("load average before", os.getloadavg()[0], f"on {os.cpu_count()} cores")
-        yield times_figure("cold create, numpy imported", await own.creations(backend, 8), p50_ms=200)
+        creations = await own.creations(backend, 12)
+        yield times_figure("cold create, numpy imported", creations, p50_ms=200)
     finally:
         await backend.close()
+    if docker:
+        starts = await peers.container_starts(config, 12)
+        yield times_figure("`cat` started in such a container (limit)", starts)
+        yield ratio_figure("cold create / started `cat`", median_ms(creations) / median_ms(starts))
     cells = await own.round_trips(config, CELL, 1000)
     yield times_figure(f"cell, {backend.name} backend", cells, p50_ms=0.3, p99_ms=2)
     async for figure in _against_peers(config, docker, cells, jupyter):

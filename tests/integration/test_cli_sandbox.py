@@ -26,6 +26,14 @@ def test_the_docker_backend_passes_its_own_check() -> None:
     assert "43 promises kept, 0 broken" in done.stdout and "an engine answers" in done.stdout
 
 
+@pytest.mark.docker
+def test_gvisor_passes_the_check_of_what_it_promises() -> None:
+    need("docker", "runsc")
+    done = toolrl("sandbox", "check", "--backend", "docker", "--runtime", "runsc")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "38 promises kept, 0 broken" in done.stdout and done.stdout.count("not promised") == 5
+
+
 def test_the_process_backend_passes_its_own_check() -> None:
     need("bubblewrap")
     done = toolrl("sandbox", "check", "--backend", "process")
@@ -65,3 +73,16 @@ def test_an_image_that_cannot_be_built_is_a_mistake_told_in_words(monkeypatch: p
     assert done.returncode == 2 and "was not built" in done.stderr and "Traceback" not in done.stderr
     told = toolrl("doctor")
     assert "no answer" in told.stdout and "process" in told.stdout
+
+
+@pytest.mark.docker
+def test_figures_are_taken_in_one_run_with_their_limits_and_peers() -> None:
+    need("docker")
+    done = toolrl("sandbox", "bench", "--backend", "docker", "--boxes", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = [[cell.strip() for cell in line.split("│")] for line in done.stdout.splitlines() if line.startswith("│")]
+    figures = {row[1]: row[2] for row in cells}
+    for ratio in ("cold create / started `cat`", "cell / bare echo", "docker exec / cell", "new process / cell"):
+        assert float(figures[ratio]) > 1, ratio
+    assert 0 < float(figures["acquire a warm box"]) < float(figures["release, reset, acquire again"])
+    assert float(figures["2 boxes: cells a second and core"]) > 0

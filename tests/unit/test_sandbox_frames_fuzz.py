@@ -142,7 +142,7 @@ WHOLE = {"status": "ok", "exit_code": None, "stdout_bytes": 0, "stderr_bytes": 0
 
 
 @given(answer_headers, st.lists(st.binary(max_size=20), min_size=6, max_size=6) | st.lists(st.binary(), max_size=8))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_answer_is_a_result_or_one_of_the_errors_that_a_session_catches(header, parts):
     for whole in ({}, WHOLE):
         try:
@@ -188,7 +188,7 @@ def box_reads(pieces: list[bytes]) -> tuple[int, int]:
 
 
 @given(streams().map(lambda pieces: pieces or [b""]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_the_box_s_reader_ends_with_a_known_code_whatever_comes(pieces):
     frames, bad = decoded(pieces)
     code, read = box_reads(pieces)
