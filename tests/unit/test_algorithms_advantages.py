@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolrl.algorithms import advantages, embedders, group_advantages, has_spread
-from toolrl.algorithms.advantages.gtpo import code_of
+from toolrl.algorithms import advantages, embedders, group_advantages
 from toolrl.registry import UnknownName
-from toolrl.trajectory import Outcome, ToolCall, Trajectory, Turn
+from toolrl.reward_records import has_spread
+from toolrl.trajectory import Outcome, Trajectory, Turn
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=8)
 
 
-def policy_turn(code: str | None = None, **rewards: float) -> Turn:
-    calls = [] if code is None else [ToolCall("c", "python", {"code": code})]
-    return Turn("policy", [1, 2], [-0.1, -0.2], [0, 0], calls=calls, rewards=rewards)
+def policy_turn(**rewards: float) -> Turn:
+    return Turn("policy", [1, 2], [-0.1, -0.2], [0, 0], rewards=rewards)
 
 
 def trajectory(index: int, *turns: Turn, ended: Outcome = Outcome.ANSWERED, **rewards: float) -> Trajectory:
@@ -33,21 +32,49 @@ def test_grpo_equals_its_definition(rewards):
         assert found == pytest.approx((reward - mean) / (std + 1e-6), rel=1e-6, abs=1e-6)
 
 
+@given(rewards=REWARDS)
+def test_dr_grpo_and_leave_one_out_equal_their_definitions(rewards):
+    size, total = len(rewards), math.fsum(rewards)
+    pairs = zip(advantages.dr_grpo(rewards), advantages.rloo(rewards), rewards, strict=True)
+    for centred, left_out, reward in pairs:
+        assert centred == pytest.approx(reward - total / size, rel=1e-9, abs=1e-12)
+        assert left_out == pytest.approx(reward - (total - reward) / (size - 1), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
 @given(rewards=REWARDS, shift=st.integers(0, 7))
-def test_permuting_a_group_permutes_its_advantages(rewards, shift):
+def test_permuting_a_group_permutes_its_advantages(name, rewards, shift):
+    compute = getattr(advantages, name)
     rolled = rewards[shift:] + rewards[:shift]
-    found = advantages.grpo(rewards)
-    assert advantages.grpo(rolled) == pytest.approx(found[shift:] + found[:shift], rel=1e-9, abs=1e-9)
+    found = compute(rewards)
+    assert compute(rolled) == pytest.approx(found[shift:] + found[:shift], rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("normalize", ["pooled", "per_turn", "first_return"])
+@settings(max_examples=30)
+@given(
+    turns=st.lists(st.lists(st.floats(-2, 2), min_size=1, max_size=4), min_size=2, max_size=5), shift=st.integers(0, 4)
+)
+def test_permuting_a_group_permutes_its_turn_advantages(normalize, turns, shift):
+    found = advantages.gtpo(turns, 0.9, normalize)
+    rolled = advantages.gtpo(turns[shift:] + turns[:shift], 0.9, normalize)
+    for row, other in zip(rolled, found[shift:] + found[:shift], strict=True):
+        assert row == pytest.approx(other, rel=1e-6, abs=1e-6)
 
 
 def test_a_group_of_one_and_an_empty_group_have_no_advantage():
     assert advantages.grpo([3.0]) == [0.0] and advantages.grpo([]) == []
+    for compute in (advantages.dr_grpo, advantages.rloo):
+        assert compute([3.0]) == [0.0] and compute([]) == []
     assert advantages.gtpo([[1.0, 2.0]]) == [[0.0, 0.0]]
 
 
 def test_equal_and_nearly_equal_rewards_stay_bounded():
     assert advantages.grpo([0.4] * 3) == pytest.approx([0, 0, 0], abs=1e-9)
     assert max(map(abs, advantages.grpo([0.4, 0.4, 0.4 + 1e-9]))) < 2
+    assert advantages.rloo([0.4, 0.4, 0.4 + 1e-9]) == pytest.approx([-5e-10, -5e-10, 1e-9], rel=1e-5)
+    large = advantages.rloo([1e8, 1e8, 1e8 + 1])
+    assert large == pytest.approx([-0.5, -0.5, 1.0], rel=1e-6)
 
 
 def returns_reference(rewards: list[float], gamma: float) -> list[float]:
@@ -111,43 +138,28 @@ def test_only_what_the_policy_ended_and_acted_in_enters_a_group():
         trajectory(3, policy_turn(), ended=Outcome.INFRA_ERROR, outcome=50.0),
         trajectory(4, policy_turn(), ended=Outcome.REWARD_MISSING),
     ]
-    for name in ("grpo", "gtpo"):
+    for name in ("grpo", "dr_grpo", "rloo", "gtpo"):
         found = group_advantages(name, group)
         assert [len(row) for row in found] == [0, 1, 2, 1, 1]
         assert found[1][0] > 0 > found[2][0]
         assert found[3] == [0.0] and found[4] == [0.0]
-    assert group_advantages("grpo", group)[1][0] == pytest.approx(advantages.grpo([1.0, 0.0])[0])
+    for name in ("grpo", "dr_grpo", "rloo"):
+        one, other = getattr(advantages, name)([1.0, 0.0])
+        assert group_advantages(name, group)[1:3] == [[pytest.approx(one)], [pytest.approx(other)] * 2]
 
 
-def test_gtpo_on_trajectories_shapes_wrong_outcomes_by_code():
-    code = "print(12*(3+4))"
+def test_gtpo_on_trajectories_takes_their_own_rewards_for_the_outcome():
     group = [
-        trajectory(0, policy_turn(code), policy_turn(), ended=Outcome.ANSWERED, outcome=1.0),
-        trajectory(1, policy_turn(code), policy_turn(format=-0.1), ended=Outcome.ANSWERED, outcome=0.0),
+        trajectory(0, policy_turn(), policy_turn(), ended=Outcome.ANSWERED, outcome=1.0),
+        trajectory(
+            1, policy_turn(), policy_turn(format=-0.1), ended=Outcome.ANSWERED, outcome=0.0, code_similarity=0.4
+        ),
         trajectory(2, policy_turn(), ended=Outcome.ANSWERED, outcome=0.0),
     ]
-    shaped = 0.5  # the same code as the correct one
-    expected = advantages.gtpo([[0.0, 1.0], [0.0, shaped - 0.1], [0.0]], 0.9)
+    expected = advantages.gtpo([[0.0, 1.0], [0.0, 0.4 - 0.1], [0.0]], 0.9)
     assert group_advantages("gtpo", group) == [pytest.approx(row) for row in expected]
-    plain = advantages.gtpo([[0.0, 1.0], [0.0, -0.1], [0.0]], 0.9)
-    assert group_advantages("gtpo", group, alpha=0.0) == [pytest.approx(row) for row in plain]
-    full = advantages.gtpo([[0.0, 0.0], [0.0, -0.1], [0.0]], 0.9, outcomes=[1.0, shaped, 0.0])
+    full = advantages.gtpo([[0.0, 0.0], [0.0, -0.1], [0.0]], 0.9, outcomes=[1.0, 0.4, 0.0])
     assert group_advantages("gtpo", group, discount_outcome=False) == [pytest.approx(row) for row in full]
-
-
-def test_shaping_never_lowers_a_partial_credit():
-    code = "x = 1"
-    group = [
-        trajectory(0, policy_turn(code), outcome=1.0),
-        trajectory(1, policy_turn(code), outcome=0.8),
-    ]
-    expected = advantages.gtpo([[1.0], [0.8]], 0.9)
-    assert group_advantages("gtpo", group) == [pytest.approx(row) for row in expected]
-
-
-def test_code_of_a_trajectory_is_all_code_of_its_calls():
-    odd = Turn("policy", [1], [0.0], [0], calls=[ToolCall("a", "calculator", {"expression": "1"})])
-    assert code_of(trajectory(0, policy_turn("a = 1"), odd, policy_turn("b = 2"))) == "a = 1\nb = 2"
 
 
 def test_a_reward_that_is_not_finite_is_refused_by_name():
@@ -161,13 +173,11 @@ def test_an_unknown_advantage_names_the_nearest():
         group_advantages("gtpp", [])
 
 
-def test_spread_looks_at_what_counts():
-    def equal(reward: float, count: int = 3) -> list[Trajectory]:
-        return [trajectory(index, policy_turn(), outcome=reward) for index in range(count)]
-
-    lost = trajectory(9, policy_turn(), ended=Outcome.INFRA_ERROR, outcome=1.0)
-    assert not has_spread(equal(0.4)) and not has_spread([*equal(0.4), lost]) and not has_spread([])
-    assert has_spread([*equal(0.4), trajectory(8, policy_turn(), outcome=0.5)])
+def test_rounding_is_no_spread():
+    sums = [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1]
+    assert sums[0] != sums[1] and not has_spread(sums)
+    assert not has_spread([0.4] * 3) and not has_spread([0.4]) and not has_spread([])
+    assert has_spread([0.4, 0.4, 0.4, 0.400001])
 
 
 def test_embedder_is_deterministic_and_sees_likeness():

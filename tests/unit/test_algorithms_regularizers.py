@@ -1,4 +1,4 @@
-"""KL, entropy and LLDS against references; gradients by finite differences."""
+"""KL, entropy, LLDS and the supervised term against references; gradients by finite differences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.test_algorithms_losses import random_batch
-from toolrl.algorithms import regularizers
+from toolrl.algorithms import aggregate, regularizers
 from toolrl.algorithms.registries import regularizer_registry
 from toolrl.algorithms.regularizers import LossInputs
 
@@ -32,20 +32,46 @@ def test_kl_estimators(estimator, formula):
         regularizers.kl(logp, ref, mask, "k4")
 
 
+def inputs_of(batch: dict[str, torch.Tensor], **more) -> LossInputs:
+    names = ("logp", "old_logp", "rollout_logp", "advantages", "policy_mask", "loss_mask")
+    turns = torch.where(batch["policy_mask"] > 0, 0, -1)
+    return LossInputs(entropy=batch["logp"], **{n: batch[n] for n in names}, **({"turn_ids": turns} | more))
+
+
 def test_kl_without_a_reference_says_what_is_missing():
-    batch = random_batch(0)
-    inputs = LossInputs(
-        logp=batch["logp"],
-        entropy=batch["logp"],
-        old_logp=batch["old_logp"],
-        rollout_logp=batch["rollout_logp"],
-        advantages=batch["advantages"],
-        policy_mask=batch["policy_mask"],
-        loss_mask=batch["loss_mask"],
-        turn_ids=torch.zeros_like(batch["logp"]),
-    )
     with pytest.raises(ValueError, match="needs a reference model"):
-        regularizer_registry.get("kl")(inputs)
+        regularizer_registry.get("kl")(inputs_of(random_batch(0)))
+    with pytest.raises(ValueError, match="no term of the loss"):
+        regularizer_registry.get("kl")(inputs_of(random_batch(0)), place="reward")
+
+
+def expected_gradient(estimator: str, logits: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+    """E over a ~ π of the estimator's gradient, by enumeration."""
+    logits = logits.clone().requires_grad_()
+    logp = logits.log_softmax(-1)
+    tokens = regularizers.kl(logp[:, None], ref.log_softmax(-1)[:, None], torch.ones(5, 1), estimator)
+    (logp.detach().exp() * tokens[:, 0]).sum().backward()
+    return logits.grad
+
+
+def difference_gradient(function, at: torch.Tensor, width: float = 1e-6) -> torch.Tensor:
+    steps = torch.eye(len(at), dtype=at.dtype) * width
+    return torch.stack([(function(at + step) - function(at - step)) / (2 * width) for step in steps])
+
+
+def test_expected_gradients_in_the_loss_are_those_that_the_docstring_states():
+    """k1: none at all; k2: that of KL(π‖ref); k3: that of KL(ref‖π)."""
+    generator = torch.Generator().manual_seed(0)
+    logits, ref = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+
+    def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum()
+
+    forward = difference_gradient(lambda x: divergence(ref, x), logits)
+    reverse = difference_gradient(lambda x: divergence(x, ref), logits)
+    for estimator, wanted in (("k1", torch.zeros_like(logits)), ("k2", reverse), ("k3", forward)):
+        found = expected_gradient(estimator, logits, ref)
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
 
 
 def llds_reference(logp, old, mask, advantages, turns, gate):
@@ -108,3 +134,58 @@ def test_entropy_bonus_is_minus_entropy_inside_the_mask():
     values = torch.where(batch["loss_mask"] > 0, batch["logp"].abs(), math.nan)
     found = regularizers.entropy(values, batch["loss_mask"])
     torch.testing.assert_close(found, torch.where(batch["loss_mask"] > 0, -batch["logp"].abs(), 0.0))
+
+
+def test_llds_for_answers_weighs_the_last_turn_by_the_calls_made():
+    batch = random_batch(3)
+    mask = batch["policy_mask"]
+    starts = torch.nn.functional.pad(mask, (1, 0))[:, :-1] < mask
+    turns = torch.where(mask > 0, starts.cumsum(-1) - 1, -1)
+    last = torch.tensor([[t == max(row) and t >= 0 for t in row] for row in turns.tolist()])
+    term = regularizer_registry.get("llds")
+    for calls, beta in ((0.0, 0.0), (1.0, 0.5), (3.0, 1.0)):
+        inputs = inputs_of(batch | {"loss_mask": mask}, turn_ids=turns, valid_calls=calls)
+        found = term(inputs, mask_answer=True)
+        wanted = regularizers.llds(
+            batch["logp"], batch["old_logp"], mask, batch["advantages"], turns, answer_mask=last, answer_weight=beta
+        )
+        preserved = (mask > 0) & (batch["advantages"] >= 0)
+        torch.testing.assert_close(found.token_loss.sum() / preserved.sum(), wanted)
+        assert found.normalizer == "preserved_tokens"
+    with pytest.raises(ValueError, match="unknown normalisation"):
+        term(inputs, normalize="paper")
+
+
+def test_llds_holds_no_token_that_is_out_of_the_loss_and_all_others_as_before():
+    batch = random_batch(6)
+    every_other = batch["policy_mask"] * (torch.arange(batch["policy_mask"].shape[1]) % 2)
+    whole, part = (
+        regularizer_registry.get("llds")(inputs_of(batch | {"loss_mask": mask}), gate="token").token_loss
+        for mask in (batch["policy_mask"], every_other)
+    )
+    kept = every_other > 0
+    assert torch.equal(part[kept], whole[kept]) and (part[~kept] == 0).all()
+    assert (whole[~kept] > 0).any()
+
+
+def test_sft_is_the_mean_of_minus_logp_over_supervised_tokens():
+    batch = random_batch(4)
+    mask = batch["loss_mask"]
+    dirty = torch.where(mask > 0, batch["logp"], -math.inf).requires_grad_()
+    values = [float(batch["logp"][i, t]) for i, t in zip(*np.nonzero(mask.numpy()), strict=True)]
+    loss = aggregate(regularizers.sft(dirty, mask), mask, "token_mean")
+    assert loss.item() == pytest.approx(-sum(values) / len(values), rel=1e-12)
+    loss.backward()
+    torch.testing.assert_close(dirty.grad, -mask / len(values), rtol=1e-12, atol=0)
+    one = torch.zeros_like(mask)
+    one[0, 0] = 1
+    assert regularizers.sft(batch["logp"], one).sum() == -batch["logp"][0, 0] != 0
+
+
+def test_the_supervised_term_pulls_on_the_loss_tokens_that_were_better_than_their_group():
+    batch = random_batch(5)
+    batch["advantages"][1] = 0.0  # as good as its group is not better
+    found = regularizer_registry.get("sft")(inputs_of(batch))
+    chosen = (batch["loss_mask"] > 0) & (batch["advantages"] > 0)
+    torch.testing.assert_close(found.token_loss, torch.where(chosen, -batch["logp"], 0.0))
+    assert found.normalizer == "supervised_tokens" and chosen.any() and not chosen.all()

@@ -37,6 +37,25 @@ def test_grpo_advantages():
     close(advantages.grpo(BATCH["rewards"]), VECTORS["grpo_advantage"])
 
 
+def test_rloo_advantages():
+    close(advantages.rloo(BATCH["rewards"]), VECTORS["rloo_advantage"])
+
+
+def test_steppo_advantages():
+    given = VECTORS["steppo"]
+    inputs = (given["rewards"], given["values"], given["gamma"], given["lam"])
+    for row, expected in zip(advantages.steppo(*inputs, whiten=False), given["gae"], strict=True):
+        close(row, expected)
+    for row, expected in zip(advantages.steppo(*inputs), given["whitened ddof1"], strict=True):
+        close(row, expected)
+
+
+def test_lambda_returns():
+    given = VECTORS["lambda_return"]
+    found = advantages.lambda_return(given["rewards"], given["values"], given["gamma"], given["lam"])
+    close(found, given["returns"])
+
+
 @pytest.mark.parametrize("dual", [True, False])
 @pytest.mark.parametrize("how", ["token_mean", "seq_mean_token_mean"])
 def test_ctpo_loss(batch, dual, how):
@@ -82,6 +101,24 @@ def test_token_tis(batch):
 def test_token_loss(batch, name, low, high):
     loss = policy_losses.token(**batch, clip_low=low, clip_high=high).token_loss
     close(aggregate(loss, batch["policy_mask"], "token_mean"), VECTORS["token"][f"{name} token_mean"])
+
+
+def test_gspo_loss(batch):
+    loss = policy_losses.gspo(**batch).token_loss
+    close(aggregate(loss, batch["policy_mask"], "seq_mean_token_mean"), VECTORS["gspo"]["loss"])
+
+
+def test_cppo_tokens():
+    given = VECTORS["cppo"]
+    logp, mu = tensor([given["pi"]]).log(), tensor([given["mu"]]).log()
+    found = policy_losses.cppo(logp, mu, tensor([given["A"]]), torch.ones(1, 5), rollout_logp=mu)
+    close(found.token_loss[0], given["loss"])
+    assert found.metrics["ratio/clip_fraction"] == 1 - sum(given["keep"]) / 5
+
+
+def test_icepop_weights(batch):
+    weight = corrections.icepop(batch["old_logp"], tensor(BATCH["rollout_logp"]), batch["policy_mask"])
+    close(weight, VECTORS["icepop"])
 
 
 def test_gtpo_outcome_and_normalisations():

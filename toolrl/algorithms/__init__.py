@@ -8,7 +8,7 @@ Tensors are [B, T], one row a trajectory, T over its response positions.
 
 from toolrl.algorithms import advantages, corrections, embedders, policy_losses, regularizers
 from toolrl.algorithms.aggregation import aggregate
-from toolrl.algorithms.groups import group_advantages, has_spread
+from toolrl.algorithms.groups import group_advantages
 
 __all__ = [
     "advantages",
@@ -16,7 +16,6 @@ __all__ = [
     "corrections",
     "embedders",
     "group_advantages",
-    "has_spread",
     "policy_losses",
     "regularizers",
 ]

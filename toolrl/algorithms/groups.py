@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from toolrl.algorithms.registries import advantage_registry
+from toolrl.algorithms.registries import advantage_registry, needed_evidence
 from toolrl.trajectory import Trajectory
 
 
@@ -23,23 +23,20 @@ def group_advantages(name: str, group: Sequence[Trajectory], **options: Any) -> 
     """For each trajectory of one group, in the given order, one advantage a policy turn.
 
     Args:
-        name: a registered advantage (`grpo`, `gtpo`) or an import path.
+        name: a registered advantage that works on groups (`grpo`, `gtpo`) or an import path.
         options: that advantage's own.
 
     Raises:
         UnknownName: no such advantage.
-        ValueError: a reward of a member that counts is not finite; it names the trajectory.
+        ValueError: a reward of a member that counts is not finite (it names the trajectory), or the advantage needs
+            evidence from the learner.
     """
     compute = advantage_registry.get(name)
+    if (evidence := needed_evidence(compute)) is not None:
+        raise ValueError(f"advantage {name!r} needs evidence ({evidence}) from the learner: use `batch_advantages`")
     members = [member for member in group if counts(member)]
     for member in members:
         if not abs(member.reward) < float("inf"):
             raise ValueError(f"trajectory {member.id}: reward {member.reward} is not finite; refuse it before training")
     computed = iter(compute(members, **options) if members else [])
     return [next(computed) if counts(member) else [0.0] * len(member.policy_turns) for member in group]
-
-
-def has_spread(group: Sequence[Trajectory], tolerance: float = 1e-6) -> bool:
-    """Whether the rewards of the members that count differ at all; a group without spread teaches nothing."""
-    rewards = [member.reward for member in group if counts(member)]
-    return bool(rewards) and max(rewards) - min(rewards) > tolerance

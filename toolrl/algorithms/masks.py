@@ -39,3 +39,9 @@ def per_token(advantages: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def positions(policy_mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[B, T] τ_t = policy tokens up to and including t, over all turns, no restart (tool tokens do not count)."""
     return policy_mask.bool().to(dtype).cumsum(-1)
+
+
+def last_turn(policy_mask: torch.Tensor, turn_ids: torch.Tensor) -> torch.Tensor:
+    """[B, T] bool: the policy tokens of each row's last policy turn, where a final answer stands."""
+    ids = torch.where(policy_mask.bool(), turn_ids.long(), -1)
+    return policy_mask.bool() & (ids == ids.amax(-1, keepdim=True))

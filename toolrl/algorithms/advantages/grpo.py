@@ -1,4 +1,8 @@
-"""GRPO: A_i = (R_i − mean_G R) / (std_G R + ε), the same for all tokens of trajectory i; std with ddof 1, ε = 1e-6."""
+"""GRPO (arXiv 2402.03300): A_i = (R_i − mean_G R) / (std_G R + ε), the same for all tokens of trajectory i.
+
+std with ddof 1, ε = 1e-6; a group of one has advantage 0. Traps: the division weights up groups whose samples nearly agree
+(`dr_grpo` leaves it out); a group without spread gives 0 everywhere and only costs time (`loop` can drop and refill it).
+"""
 
 from __future__ import annotations
 

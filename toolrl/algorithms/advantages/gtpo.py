@@ -2,12 +2,15 @@
 
     r[i,j] = turn reward + (outcome[i] if j is the last turn)
     R[i,j] = Σ_{k≥j} γ^{k−j} r[i,k]
-    outcome of a wrong trajectory = (α/|P|) · Σ_{p∈P} max(0, cos(e(code_i), e(code_p))), P the correct ones; 0 without
-    P or code
+    Â[i,j] = (R[i,j] − mean)/(std + 1e-6), mean and std of a set that `normalize` names; every token of turn j gets it
 
-Trap: with γ < 1 a right answer after one call is worth γ at its first turn and a right direct answer 1, an implicit
+The outcome of a wrong trajectory is shaped by its code's likeness to that of the right ones: that is the group reward
+`code_similarity`, and part of the outcome here like any other reward of the trajectory. Defaults: γ = .9, `pooled`.
+
+Traps. With γ < 1 a right answer after one call is worth γ at its first turn and a right direct answer 1, an implicit
 price on calls that trained them away (6 of 6 runs at γ = .9). `discount_outcome=False` discounts only the turn rewards
-and gives every turn the full outcome; True is the paper. Divide by |P| once (a public port divides twice).
+and gives every turn the full outcome; True is the paper. Turns are the recorded ones, never runs of the mask: a tool
+that returns nothing would merge two.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from typing import Literal
 import numpy as np
 
 from toolrl.algorithms.advantages.grpo import EPSILON
-from toolrl.algorithms.registries import advantage_registry, embedder_registry
+from toolrl.algorithms.advantages.steps import discounted
+from toolrl.algorithms.registries import advantage_registry
 from toolrl.trajectory import Trajectory
 
 Normalize = Literal["pooled", "per_turn", "first_return"]
-CORRECT = 1.0 - 1e-6  # a partial credit is not a correct answer
 
 
 def gtpo(
@@ -43,7 +46,7 @@ def gtpo(
         outcomes: G outcomes that every turn gets undiscounted (`discount_outcome=False`); then not part of
             `turn_rewards`.
     """
-    returns = [_discounted(rewards, gamma) for rewards in turn_rewards]
+    returns = [np.asarray(discounted(rewards, gamma)) for rewards in turn_rewards]
     if outcomes is not None:
         returns = [values + outcome for values, outcome in zip(returns, outcomes, strict=True)]
     played = [values for values in returns if values.size]
@@ -66,77 +69,18 @@ def gtpo(
     ]
 
 
-def gtpo_outcome(
-    correct: Sequence[float], embeddings: Sequence[Sequence[float] | None], alpha: float = 0.5
-) -> list[float]:
-    """Shaped outcomes of one group: 1 where `correct` is 1, else α times the mean similarity to the correct ones' code.
-
-    Args:
-        correct: G floats, 1 for a correct trajectory.
-        embeddings: G vectors of each trajectory's joined code; None: no code (outcome 0 when wrong; as a correct one
-            it adds 0).
-    """
-    units = [_unit(embedding) for embedding in embeddings]
-    right = [unit for value, unit in zip(correct, units, strict=True) if value >= CORRECT]
-    shaped = []
-    for value, unit in zip(correct, units, strict=True):
-        if value >= CORRECT:
-            shaped.append(1.0)
-        elif unit is None or not right:
-            shaped.append(0.0)
-        else:
-            similar = sum(max(0.0, float(unit @ other)) for other in right if other is not None)
-            shaped.append(alpha * similar / len(right))
-    return shaped
-
-
 @advantage_registry.register("gtpo")
 def gtpo_group(
-    group: Sequence[Trajectory],
-    gamma: float = 0.9,
-    normalize: Normalize = "pooled",
-    alpha: float = 0.5,
-    discount_outcome: bool = True,
-    embedder: str = "hashed_ngrams",
-    outcome_reward: str = "outcome",
+    group: Sequence[Trajectory], gamma: float = 0.9, normalize: Normalize = "pooled", discount_outcome: bool = True
 ) -> list[list[float]]:
-    """GTPO on recorded trajectories.
-
-    The trajectory reward named `outcome_reward` is the verifier's; a trajectory is correct when it is 1 (weight it by
-    1). That of a wrong trajectory is raised to its shaped outcome (`alpha=0` switches the shaping off); further
-    trajectory rewards add to it.
-    """
-    correct = [member.rewards.get(outcome_reward, 0.0) for member in group]
-    shaped = [0.0] * len(group)
-    if alpha and any(value >= CORRECT for value in correct) and any(value < CORRECT for value in correct):
-        embed = embedder_registry.get(embedder)
-        codes = [code_of(member) for member in group]
-        shaped = gtpo_outcome(correct, [embed(code) if code else None for code in codes], alpha)
-    outcomes = [
-        member.outcome_reward + (max(0.0, extra - value) if value < CORRECT else 0.0)
-        for member, value, extra in zip(group, correct, shaped, strict=True)
-    ]
+    """GTPO on recorded trajectories: the rewards of the whole trajectory are its outcome."""
+    outcomes = [member.outcome_reward for member in group]
     turn_rewards = [member.turn_rewards for member in group]
     if not discount_outcome:
         return gtpo(turn_rewards, gamma, normalize, outcomes=outcomes)
     for rewards, outcome in zip(turn_rewards, outcomes, strict=True):
         rewards[-1] += outcome
     return gtpo(turn_rewards, gamma, normalize)
-
-
-def code_of(trajectory: Trajectory) -> str:
-    """All code of the trajectory joined: the string argument `code` of every call."""
-    codes = [call.arguments.get("code") for turn in trajectory.policy_turns for call in turn.calls]
-    return "\n".join(code for code in codes if isinstance(code, str))
-
-
-def _discounted(rewards: Sequence[float], gamma: float) -> np.ndarray:
-    returns = np.zeros(len(rewards))
-    ahead = 0.0
-    for index in range(len(rewards) - 1, -1, -1):
-        ahead = rewards[index] + gamma * ahead
-        returns[index] = ahead
-    return returns
 
 
 def _per_turn(played: Sequence[np.ndarray], pooled: tuple[float, float]) -> list[tuple[float, float]]:
@@ -146,11 +90,3 @@ def _per_turn(played: Sequence[np.ndarray], pooled: tuple[float, float]) -> list
         alone = column.size < 2
         statistics.append(pooled if alone else (float(column.mean()), float(column.std(ddof=1))))
     return statistics
-
-
-def _unit(embedding: Sequence[float] | None) -> np.ndarray | None:
-    if embedding is None:
-        return None
-    vector = np.asarray(embedding, dtype=np.float64)
-    length = float(np.linalg.norm(vector))
-    return vector / length if length else vector

@@ -1,18 +1,21 @@
-"""Truncated importance sampling: k = exp(old_logp − rollout_logp), cut at C from above.
+"""TIS, truncated importance sampling (Yao et al. 2025; Ionides 2008): k cut at C from above.
 
-Token level: min(k_t, C). Sequence level: min(∏_t k_t, C), the sum of logs clamped to ±20 first.
+    token level: min(k_t, C);   sequence level: min(∏_t k_t, C), the sum of logs clamped to ±20 first
+
+k = π_old/μ, see `engine_gap`. Detached, multiplied onto the token loss, never renormalised. Defaults: C = 2 for tokens; 5 is
+usual for sequences.
+
+Traps. Truncation biases towards what the engine overrates; it bounds the variance. A product over thousands of tokens is at
+one of its bounds almost always; at token level the correction is local and stays near 1.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
+from toolrl.algorithms.corrections.engine_gap import Level, gap_ratio
 from toolrl.algorithms.masks import inside
 from toolrl.algorithms.registries import correction_registry
-
-LOG_SUM_BOUND = 20.0
 
 
 @correction_registry.register("tis")
@@ -21,15 +24,14 @@ def tis(
     rollout_logp: torch.Tensor,
     policy_mask: torch.Tensor,
     cap: float = 2.0,
-    level: Literal["token", "sequence"] = "token",
+    level: Level = "token",
 ) -> torch.Tensor:
-    """Detached weights: [B, T] (0 outside the policy mask) at token level, [B] at sequence level.
+    """Weights [B, T] (0 outside the policy mask) at token level, [B] at sequence level.
 
-    Defaults: cap 2 for tokens; 5 is usual for sequences. Every policy token enters the product, in the loss or not.
+    Args:
+        old_logp, rollout_logp, policy_mask: [B, T].
+        cap: C.
+        level: `token` or `sequence`.
     """
-    log_weight = inside(old_logp, policy_mask).detach() - inside(rollout_logp, policy_mask).detach()
-    if level == "token":
-        return inside(torch.exp(log_weight).clamp(max=cap), policy_mask)
-    if level == "sequence":
-        return torch.exp(log_weight.sum(-1).clamp(-LOG_SUM_BOUND, LOG_SUM_BOUND)).clamp(max=cap)
-    raise ValueError(f"tis: unknown level {level!r}; known: token, sequence")
+    weight = gap_ratio("tis", old_logp, rollout_logp, policy_mask, level).clamp(max=cap)
+    return inside(weight, policy_mask) if level == "token" else weight

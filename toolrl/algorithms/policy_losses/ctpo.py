@@ -7,9 +7,12 @@
     L1 = −Aρ;  L2 = −A·exp(clamp(log ρ, −ε_low·s, +ε_high·s));  L = max(L1, L2)
     dual clip: for A < 0, L = min(L, −A·e^{c·s})
 
-Traps. The denominator is π_old, never π_ref. At the first optimiser step of a fresh batch ρ ≡ 1: the method acts from
-the second step on, or on stale data. A token that leaves the loss (`loss_mask` 0) stays in the sum of the tokens after
-it.
+Defaults: ε .025/.05 in log space (bounds at τ = 1: [.9753, 1.0513], 100: [.779, 1.649], 1000: [.454, 4.86]), p = .5, dual clip
+c = .05; `token_mean` (the paper: `seq_mean_token_mean`). Authors: lr 1e-6, 16 updates a batch.
+
+Traps. The denominator is π_old, never π_ref: against π_ref the product drifts for the whole run and clips everything. Where
+old_logp are the weights at the batch's first update, as in our learner, ρ ≡ 1 there: the method acts from the second on.
+A token that leaves the loss (`loss_mask` 0) stays in the sum of the tokens after it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 
 from toolrl.algorithms.diagnostics import PolicyLoss, policy_loss
 from toolrl.algorithms.masks import inside, loss_mask_of, per_token, positions
+from toolrl.algorithms.policy_losses.clipping import clipped_loss, dual_clipped
 from toolrl.algorithms.registries import policy_loss_registry
 
 LOG_STEP_BOUND = 20.0
@@ -51,7 +55,7 @@ def ctpo(
         policy_mask, loss_mask: [B, T]; the loss mask is a subset of the policy mask (None: equal).
         rollout_logp: not used here.
         clip_low, clip_high: None: .025/.05 in log space, .2/.2 in ratio space.
-        dual_clip: c; None or False: off. In ratio space the ceiling is −A·(1 + c).
+        dual_clip: c; None or False: off, True: .05. The ceiling is −A·e^{c·s} in both spaces.
         power: p of s_t; 0 gives uniform bounds, −.5 those of the geometric mean.
         space: `log`, or `ratio`: ρ clipped to [1 − ε_low, 1 + ε_high] at every position (the plain cumulative variant).
     """
@@ -71,14 +75,9 @@ def ctpo(
         bounded_ratio = torch.exp(torch.clamp(log_ratio, min=-low * scale, max=high * scale))
     else:
         bounded_ratio = ratio.clamp(1 - low, 1 + high)
-    plain, bounded = -advantage * ratio, -advantage * bounded_ratio
-    clipped = bounded > plain  # False for NaN, which so surfaces from `plain`
-    loss = torch.where(clipped, bounded, plain)
+    loss, clipped = clipped_loss(advantage, ratio, bounded_ratio)
     if dual:
-        ceiling = -advantage * (torch.exp(dual * scale) if space == "log" else 1 + dual)
-        over = (advantage < 0) & (loss > ceiling)
-        loss = torch.where(over, ceiling, loss)
-        clipped = clipped | over
+        loss, clipped = dual_clipped(loss, clipped, advantage, torch.exp(dual * scale))
     return policy_loss(inside(loss, keep), ratio, clipped, policy_mask, keep)
 
 

@@ -1,4 +1,8 @@
-"""Entropy bonus: −H at every token of the loss; the regulariser's weight is β."""
+"""Entropy bonus: −β·mean H over the tokens of the loss, H = −Σ_a π(a) log π(a) in nats; the regulariser's weight is β.
+
+Off by default. Traps: it needs the entropy's own gradient, which costs a second pass over the vocabulary; of a distribution at
+the sampling temperature; a weight that suits the start keeps a policy from settling at the end.
+"""
 
 from __future__ import annotations
 

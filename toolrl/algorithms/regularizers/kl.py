@@ -1,7 +1,16 @@
-"""KL to a frozen reference, estimated on the sampled tokens, d = logp − ref_logp.
+"""KL to a frozen reference, estimated on the sampled tokens, d = logp − ref_logp (Schulman 2020, "Approximating KL
+divergence"; GRPO, arXiv 2402.03300, uses k3 in the loss).
 
-k1 = d (unbiased, for the reward: its gradient as a loss is 0 on average), k2 = d²/2, k3 = e^{−d} − 1 + d (never
-negative).
+    k1 = d              k2 = d²/2              k3 = e^{−d} − 1 + d      (never negative)
+
+`place="loss"`: the estimator is differentiated, one term a token. Its expected gradient over fresh samples is that of
+KL(π_θ‖π_ref) at each token's prefix for k2, that of KL(π_ref‖π_θ) there for k3, and 0 for k1.
+`place="reward"`: −β·Σ k_t of a turn's tokens becomes its turn reward `kl` before advantages are computed, and no term is left
+in the loss. On undiscounted, unscaled returns (`rloo`) k1 there has the exact gradient of KL(π_θ‖π_ref) of trajectories.
+Default: k3 in the loss; small models: weight 1e-3.
+
+Traps. k1 in the loss holds nothing: it only adds noise. In the loss a token does not answer for what it leads to. The
+expectations hold for fresh samples; on stale ones no importance ratio corrects them. A tool's tokens are never charged.
 """
 
 from __future__ import annotations
@@ -30,8 +39,14 @@ def kl(logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor, estimator
 
 
 @regularizer_registry.register("kl")
-def kl_term(inputs: LossInputs, estimator: Estimator = "k3") -> Term:
-    """KL over the tokens of the loss. Raises ValueError without a reference model."""
+def kl_term(inputs: LossInputs, estimator: Estimator = "k3", place: Literal["loss", "reward"] = "loss") -> Term:
+    """KL over the tokens of the loss.
+
+    Raises:
+        ValueError: no reference model, or KL that belongs in the reward: the learner leaves that term out.
+    """
+    if place != "loss":
+        raise ValueError(f"regulariser 'kl' with place={place!r} is no term of the loss; known: loss, reward")
     if inputs.ref_logp is None:
         raise ValueError("regulariser 'kl' needs a reference model; give the learner one")
     return Term(kl(inputs.logp, inputs.ref_logp, inputs.loss_mask, estimator))

@@ -3,7 +3,13 @@
 Δ = old_logp − logp; Y_pre = what has A ≥ 0 (0 included). For each action (policy turn) the gate is 1[Σ_k Δ_k > 0],
 detached and strict. L = Σ_{Y_pre} Σ_turns gate · Σ_k relu(Δ_k) / N.
 With one advantage a trajectory Y_pre is a set of trajectories, as in the paper; with turn-level advantages it is a set
-of turns. relu, not torch.maximum: at a tie (Δ = 0, the first step of a batch) maximum leaks half a gradient.
+of turns. LLDS-MA (`mask_answer`): tokens of the final answer weigh β = min(V/2, 1), V = mean valid tool calls a trajectory.
+Defaults: weight λ = .2, gate `turn`, N = policy tokens of Y_pre (the paper; the released code divides by all).
+
+Traps. relu, not torch.maximum: at a tie (Δ = 0) maximum leaks half a gradient. Where old_logp are the weights at the batch's
+first update, as in our learner, Δ = 0 there: it acts from the second update on. Each of Y_pre's tokens counts in N, whether
+its gate is open or not. In the learner a token out of the loss opens gates and counts in N, and is not held itself: a void
+turn that is masked must not be preserved.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from toolrl.algorithms.masks import inside, per_token
+from toolrl.algorithms.masks import inside, last_turn, per_token
 from toolrl.algorithms.registries import regularizer_registry
 from toolrl.algorithms.regularizers.terms import LossInputs, Term
 
@@ -43,8 +49,7 @@ def llds(
     tokens = llds_tokens(logp, old_logp, policy_mask, advantages, turn_ids, gate=gate)
     if answer_mask is not None:
         tokens = torch.where(answer_mask.bool(), tokens * answer_weight, tokens)
-    if normalize not in ("preserved", "all"):
-        raise ValueError(f"llds: unknown normalisation {normalize!r}; known: preserved, all")
+    _check(normalize)
     counted = preserved_mask(advantages, policy_mask) if normalize == "preserved" else policy_mask.bool()
     return tokens.sum() / counted.sum().clamp(min=1)
 
@@ -82,9 +87,25 @@ def llds_tokens(
 
 
 @regularizer_registry.register("llds")
-def llds_term(inputs: LossInputs, gate: Gate = "turn", normalize: Literal["preserved", "all"] = "preserved") -> Term:
-    """LLDS on a micro-batch; N is a global count."""
+def llds_term(
+    inputs: LossInputs,
+    gate: Gate = "turn",
+    normalize: Literal["preserved", "all"] = "preserved",
+    mask_answer: bool = False,
+) -> Term:
+    """LLDS on a micro-batch, on the tokens of the loss; N and V are those of the whole update. `mask_answer` is LLDS-MA
+    with β = min(V/2, 1)."""
+    _check(normalize)
     tokens = llds_tokens(
         inputs.logp, inputs.old_logp, inputs.policy_mask, inputs.advantages, inputs.turn_ids, gate=gate
     )
+    if mask_answer:
+        beta = min(inputs.valid_calls / 2, 1.0)
+        tokens = torch.where(last_turn(inputs.policy_mask, inputs.turn_ids), tokens * beta, tokens)
+    tokens = inside(tokens, inputs.loss_mask)
     return Term(tokens, "preserved_tokens" if normalize == "preserved" else "policy_tokens")
+
+
+def _check(normalize: str) -> None:
+    if normalize not in ("preserved", "all"):
+        raise ValueError(f"llds: unknown normalisation {normalize!r}; known: preserved, all")

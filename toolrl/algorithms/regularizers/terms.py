@@ -1,7 +1,8 @@
 """What a regulariser sees of a micro-batch, and what it hands back.
 
 A regulariser is a token loss plus the name of its normaliser, so that the learner can divide by a *global* count:
-`aggregation` (as the policy loss), `policy_tokens`, or `preserved_tokens` (policy tokens with A ≥ 0).
+`aggregation` (as the policy loss), `policy_tokens`, `preserved_tokens` (policy tokens with A ≥ 0) or `supervised_tokens`
+(loss tokens with A > 0).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 import torch
 
-Normalizer = Literal["aggregation", "policy_tokens", "preserved_tokens"]
+Normalizer = Literal["aggregation", "policy_tokens", "preserved_tokens", "supervised_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class LossInputs:
     loss_mask: torch.Tensor
     turn_ids: torch.Tensor  # -1 for tool tokens
     ref_logp: torch.Tensor | None = None
+    valid_calls: float = 0.0  # mean valid tool calls a trajectory, over the whole update
 
 
 @dataclass(frozen=True, slots=True)
