@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toolrl.rewards.component import RewardContext, rewards
 from toolrl.tasks import Task
-from toolrl.trajectory import Outcome, Trajectory
+from toolrl.trajectory import Trajectory
 
 
 @rewards.register("outcome")
@@ -14,7 +14,5 @@ async def outcome(trajectory: Trajectory, task: Task, context: RewardContext, *,
     Args:
         partial_credit: keep a verifier's scores between 0 and 1; otherwise they count as 0.
     """
-    if trajectory.outcome is not Outcome.ANSWERED:
-        return 0.0
-    score = await context.checker.check(task, trajectory.answer)
+    score = await context.outcome(trajectory, task)
     return score if partial_credit or score >= 1.0 else 0.0
