@@ -7,6 +7,8 @@ tool's output.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import Literal
 
 from toolrl.toolcalls.format_state import without_control_tokens
@@ -17,6 +19,7 @@ How = Literal["boxed", "tag", "last_line"]
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
 _OPEN, _CLOSE = "<answer>", "</answer>"
+_OPENS: dict[How, str] = {"boxed": "\\boxed", "tag": _OPEN}
 
 
 def answer_of(source: Trajectory | Turn | str, how: How) -> str | None:
@@ -35,6 +38,28 @@ def answer_of(source: Trajectory | Turn | str, how: How) -> str | None:
     text = without_control_tokens(without_thinking(source))
     found = {"boxed": _boxed, "tag": _tagged, "last_line": _last_line}[how](text)
     return found.strip() or None if found is not None else None
+
+
+def answer_tokens(turn: Turn, how: How, decode: Callable[[list[int]], str]) -> tuple[int, int] | None:
+    """[start, end) of the tokens of a turn that hold the answer's text; None where it gives none.
+
+    Args:
+        decode: ids to text, as the turn's own text was made.
+    """
+    answer = answer_of(turn, how)
+    if answer is None:
+        return None
+    text = decode(turn.token_ids)
+    start = text.find(answer, max(text.rfind(_OPENS[how]), 0)) if how != "last_line" else text.rfind(answer)
+    if start < 0:  # control tokens stand inside it
+        return None
+    counts = range(len(turn.token_ids) + 1)
+
+    def characters(tokens: int) -> int:
+        return len(decode(turn.token_ids[:tokens]))
+
+    first = bisect_right(counts, start, key=characters) - 1
+    return first, bisect_left(counts, start + len(answer), lo=first, key=characters)
 
 
 def _boxed(text: str) -> str | None:

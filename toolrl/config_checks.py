@@ -9,13 +9,26 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from toolrl import registered_names
+from toolrl import (
+    config_algorithm_checks,
+    config_evaluation_checks,
+    config_guard_checks,
+    config_model_rewards,
+    config_option_checks,
+    config_reward_checks,
+    registered_names,
+)
 from toolrl.config import RunConfig
+from toolrl.config_adapter_checks import adapter_problems
 from toolrl.config_bounds import out_of_bounds
+from toolrl.config_cluster_checks import cluster_problems
+from toolrl.config_cold_start_checks import dense_cold_start_problems
+from toolrl.config_deepspeed import deepspeed_problems
+from toolrl.config_sequence_parallel import sequence_parallel_problems
+from toolrl.config_supervision_checks import SUPERVISION_CHECKS
 from toolrl.errors import Problem
 from toolrl.registry import nearest
-
-_GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "gtpo", "gear")
+from toolrl.weight_transport import transport_problems
 
 
 def problems(config: RunConfig) -> list[Problem]:
@@ -36,10 +49,13 @@ def known_names(config: RunConfig) -> Iterator[Problem]:
         ("tasks.kind", "task source", config.tasks.kind),
         *((f"tools.{i}.name", "tool", tool.name) for i, tool in enumerate(config.tools)),
         *((f"rewards.components.{i}.name", "reward", part.name) for i, part in enumerate(config.rewards.components)),
+        *((f"eval.ood.{i}.name", "evaluation variant", part.name) for i, part in enumerate(config.eval.ood)),
         ("algorithm.advantage.name", "advantage", algorithm.advantage.name),
         ("algorithm.policy_loss.name", "policy loss", algorithm.policy_loss.name),
         *((f"algorithm.regularizers.{i}.name", "regulariser", r.name) for i, r in enumerate(algorithm.regularizers)),
     ]
+    if config.supervision.reflection.critic is not None:
+        named.append(("supervision.reflection.critic", "critic", config.supervision.reflection.critic))
     if algorithm.correction is not None:
         named.append(("algorithm.correction.name", "correction", algorithm.correction.name))
     for key, kind, name in named:
@@ -82,14 +98,33 @@ def calls_fit_turns(config: RunConfig) -> Iterator[Problem]:
         yield Problem("tools", message, has_value=False, warning=True)
     seen: set[str] = set()
     for index, tool in enumerate(config.tools):
-        if tool.name in seen:
+        if tool.name in seen and tool.name != "mcp":  # each entry may be another server
             yield Problem(f"tools.{index}.name", "this tool is listed twice; remove one", tool.name)
         seen.add(tool.name)
 
 
+def late_results(config: RunConfig) -> Iterator[Problem]:
+    rewarded = {part.name for part in config.rewards.components}
+    for index, tool in enumerate(config.tools):
+        if tool.deadline_s is not None and tool.deadline_s >= tool.timeout_s and tool.name not in ("python", "mcp"):
+            message = (
+                f"never binds: a call is ended after tools.{index}.timeout_s={tool.timeout_s:g}; set less, or null"
+            )
+            yield Problem(f"tools.{index}.deadline_s", message, tool.deadline_s)
+        if tool.deadline_s is not None and "timeout" not in rewarded:
+            message = "a call that passes it costs nothing; add the reward: rewards.components=[…, timeout]"
+            yield Problem(f"tools.{index}.deadline_s", message, tool.deadline_s, warning=True)
+        if tool.mode == "deferred" and config.rollout.max_turns < 3:
+            message = (
+                "call, meanwhile and late result need turns of their own: rollout.max_turns="
+                f"{config.rollout.max_turns} leaves none to use the result; set 3 or more, or mode=await"
+            )
+            yield Problem(f"tools.{index}.mode", message, tool.mode)
+
+
 def batch(config: RunConfig) -> Iterator[Problem]:
     samples = config.loop.groups_per_step * config.loop.group_size
-    updates, ranks = config.learner.updates_per_batch, config.learner.ranks
+    updates, ranks = config.learner.updates_per_batch, config.learner.ranks // max(1, config.learner.sequence_parallel)
     made_of = f"loop.groups_per_step × loop.group_size = {samples} trajectories"
     if samples < updates * ranks:
         message = (
@@ -101,31 +136,62 @@ def batch(config: RunConfig) -> Iterator[Problem]:
         yield Problem("learner.updates_per_batch", message, updates, warning=True)
 
 
-def groups(config: RunConfig) -> Iterator[Problem]:
-    advantage, size = config.algorithm.advantage.name, config.loop.group_size
-    if size < 2 and advantage in _GROUP_ADVANTAGES:
-        message = f"{advantage} compares the samples of a group and gives a group of one no advantage; at least 2"
-        yield Problem("loop.group_size", message, size)
-
-
-def ratio_moves(config: RunConfig) -> Iterator[Problem]:
-    loss = config.algorithm.policy_loss.name
-    if loss == "ctpo" and config.learner.updates_per_batch == 1 and config.buffer.max_staleness == 0:
-        message = "with one update on fresh data the ratio of ctpo is always 1 and nothing is clipped; set 2 or more"
-        yield Problem("learner.updates_per_batch", message, 1, warning=True)
+def critic(config: RunConfig) -> Iterator[Problem]:
+    """An advantage that reads values needs a critic, and a critic a reader. Import paths are asked when they are loaded."""
+    advantage, c = config.algorithm.advantage.name, config.critic
+    reads_values = registered_names.evidence(advantage) == "values"
+    if reads_values and c.kind == "none":
+        message = f"{advantage} reads the value of every turn: set shared (a head on the policy's backbone) or own"
+        yield Problem("critic.kind", message, c.kind)
+    if not reads_values and ":" not in advantage and c.kind != "none":
+        message = f"{advantage} reads no values, so the critic would be trained for nothing; set none, or steppo"
+        yield Problem("critic.kind", message, c.kind)
+    if c.kind != "own" and c.model is not None:
+        yield Problem("critic.model", f"belongs to critic.kind=own, not {c.kind}; remove it", c.model)
+    elif c.model is not None and not (Path(c.model) / "config.json").is_file():
+        yield Problem("critic.model", "is no folder in Hugging Face format (there is no config.json)", c.model)
+    if c.kind != "shared" and c.backbone_gradient:
+        yield Problem("critic.backbone_gradient", f"belongs to critic.kind=shared, not {c.kind}; remove it", True)
+    if c.kind != "none" and c.warmup_steps >= config.loop.steps:
+        message = f"the critic's warm-up would fill the whole run of loop.steps={config.loop.steps}"
+        yield Problem("critic.warmup_steps", message, c.warmup_steps)
 
 
 def rewards(config: RunConfig) -> Iterator[Problem]:
     names = [part.name for part in config.rewards.components]
-    if not names:
+    known = [*names, *config.rewards.late.names]
+    if not known:
         yield Problem("rewards.components", "nothing is rewarded; name some, e.g. rewards.components=[outcome]", [])
     for name in config.rewards.weights:
-        if name not in names:
-            message = f"is the weight of a reward that is not among rewards.components{nearest(name, names)}"
+        if name not in known:
+            message = f"is the weight of a reward that is not among rewards.components{nearest(name, known)}"
             yield Problem(f"rewards.weights.{name}", message, config.rewards.weights[name])
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Problem(f"rewards.components.{index}.name", "this reward is listed twice; use rewards.weights", name)
+    yield from late_rewards(config, names)
+
+
+def late_rewards(config: RunConfig, components: list[str]) -> Iterator[Problem]:
+    late, patience_s = config.rewards.late, config.loop.batch_deadline_s / 2
+    for index, name in enumerate(late.names):
+        if name in components or name in late.names[:index]:
+            yield Problem(f"rewards.late.names.{index}", "this reward is listed twice; remove one of them", name)
+    if late.names and late.deadline_s > patience_s:
+        message = f"the learner goes on without what has not come after loop.batch_deadline_s / 2 = {patience_s:g} s"
+        yield Problem("rewards.late.deadline_s", message, late.deadline_s, warning=True)
+    if not late.bootstrap:
+        return
+    advantage = config.algorithm.advantage.name
+    if config.critic.kind == "none":
+        message = "puts the critic's values in place of rewards and there is no critic; set critic.kind, or false"
+        yield Problem("rewards.late.bootstrap", message, True)
+    elif advantage != "lambda_return" and ":" not in advantage:
+        message = f"{advantage} takes a missing reward for 0; set algorithm.advantage=lambda_return, or false"
+        yield Problem("rewards.late.bootstrap", message, True)
+    if config.buffer.drop_uniform_groups:
+        message = "compares rewards of a group, and with rewards.late.bootstrap some are not there yet; set false"
+        yield Problem("buffer.drop_uniform_groups", message, True)
 
 
 def tasks(config: RunConfig) -> Iterator[Problem]:
@@ -164,6 +230,21 @@ def learner(config: RunConfig) -> Iterator[Problem]:
         yield Problem("learner.warmup_steps", message, chosen.warmup_steps)
 
 
+def deepspeed(config: RunConfig) -> Iterator[Problem]:
+    yield from deepspeed_problems(config.learner)
+
+
+def sequence_parallel(config: RunConfig) -> Iterator[Problem]:
+    yield from sequence_parallel_problems(config)
+
+
+def trained_weights(config: RunConfig) -> Iterator[Problem]:
+    yield from adapter_problems(config)
+    if config.learner.offload_reference and config.placement.device == "cpu":
+        message = "changes nothing on a CPU: the reference model is in the host's memory anyway"
+        yield Problem("learner.offload_reference", message, True, warning=True)
+
+
 def cold_start(config: RunConfig) -> Iterator[Problem]:
     c = config.cold_start
     if c.min_calls > c.max_calls:
@@ -171,6 +252,7 @@ def cold_start(config: RunConfig) -> Iterator[Problem]:
     if c.steps and c.max_calls > config.rollout.max_calls:
         message = f"teaches more calls than rollout.max_calls={config.rollout.max_calls} allows"
         yield Problem("cold_start.max_calls", message, c.max_calls)
+    yield from dense_cold_start_problems(config)
     shares = c.direct_guess_share + c.malformed_call_share + c.wrong_code_share
     if shares > 1.0 + 1e-9:
         message = f"the shares of direct guesses, malformed calls and wrong code add up to {shares:g}, more than 1"
@@ -187,15 +269,31 @@ def device(config: RunConfig) -> Iterator[Problem]:
     if config.model.dtype == "bfloat16":
         message = "engine and learner disagree too much in bfloat16 on a CPU (ratios drift from 1); set float32"
         yield Problem("model.dtype", message, config.model.dtype)
-    if p.mode == "colocated":
-        message = "shares the memory of a GPU, and placement.device is cpu; set disaggregated"
-        yield Problem("placement.mode", message, p.mode)
     if config.engine.tensor_parallel > 1:
-        message = "engines on a CPU use one process; set 1 and raise rollout.workers"
-        yield Problem("engine.tensor_parallel", message, config.engine.tensor_parallel)
+        message = "on a CPU more processes an engine are slower than more engines; set 1 and raise rollout.workers"
+        yield Problem("engine.tensor_parallel", message, config.engine.tensor_parallel, warning=True)
+    if config.engine.pipeline_parallel > 1:
+        message = "vLLM's CPU backend (0.32) dies at the first request of an engine in stages; set 1"
+        yield Problem("engine.pipeline_parallel", message, config.engine.pipeline_parallel)
     if config.weights.transport in ("nccl", "ipc"):
-        message = "moves weights between GPUs and placement.device is cpu; set auto"
+        message = "moves weights between GPUs and placement.device is cpu; set auto, or gloo"
         yield Problem("weights.transport", message, config.weights.transport)
+
+
+def engine_nodes(config: RunConfig) -> Iterator[Problem]:
+    engine = config.engine
+    processes = engine.tensor_parallel * engine.pipeline_parallel
+    if processes % engine.nodes:
+        message = (
+            f"must divide engine.tensor_parallel × engine.pipeline_parallel = {processes}: nodes have equal shares"
+        )
+        yield Problem("engine.nodes", message, engine.nodes)
+    if engine.nodes > 1 and config.model.lora.rank and config.model.lora.publish == "adapter":
+        message = "an adapter by itself reaches one node only; set model.lora.publish=merged, or 1"
+        yield Problem("engine.nodes", message, engine.nodes)
+    if engine.nodes > 1 and config.weights.transport == "gloo":
+        message = "weights over gloo reach one node only; set weights.transport=auto, or 1"
+        yield Problem("engine.nodes", message, engine.nodes)
 
 
 def colocation(config: RunConfig) -> Iterator[Problem]:
@@ -207,15 +305,24 @@ def colocation(config: RunConfig) -> Iterator[Problem]:
             f"{engine_gpus} must equal learner.ranks"
         )
         yield Problem("learner.ranks", message, config.learner.ranks)
-    if colocated and config.engine.tensor_parallel > 1:
-        message = "colocated, an engine shares one GPU with one learner rank; set 1 and raise rollout.workers"
-        yield Problem("engine.tensor_parallel", message, config.engine.tensor_parallel)
-    if colocated and config.engine.gpu_memory_share > 0.7:
-        message = "colocated, what the engine takes is missing to the learner on the same GPU; set 0.3 to 0.6"
+    for name in ("tensor_parallel", "pipeline_parallel"):
+        if colocated and getattr(config.engine, name) > 1:
+            message = "colocated, an engine shares one GPU with one learner rank; set 1 and raise rollout.workers"
+            yield Problem(f"engine.{name}", message, getattr(config.engine, name))
+    # The learner's weights stay there while engines generate; its other state too, unless it makes room.
+    most = 0.7 if config.learner.offload_while_generating == "never" else 0.85
+    if colocated and config.placement.device != "cpu" and config.engine.gpu_memory_share > most:
+        message = f"colocated, the learner keeps a part of the GPU while engines generate; at most {most:g}"
+        if most < 0.85:
+            message += ", or 0.85 with learner.offload_while_generating=auto"
         yield Problem("engine.gpu_memory_share", message, config.engine.gpu_memory_share)
-    if not colocated and config.weights.transport == "ipc":
-        message = "hands memory over inside one GPU; with placement.mode=disaggregated set nccl or auto"
-        yield Problem("weights.transport", message, "ipc")
+    if not colocated and config.learner.offload_while_generating == "always":
+        message = "makes room for engines on the same GPU; with placement.mode=disaggregated set auto"
+        yield Problem("learner.offload_while_generating", message, "always")
+
+
+def transport(config: RunConfig) -> Iterator[Problem]:
+    yield from transport_problems(config)
 
 
 def staleness(config: RunConfig) -> Iterator[Problem]:
@@ -225,32 +332,6 @@ def staleness(config: RunConfig) -> Iterator[Problem]:
         yield Problem("rollout.workers", message, config.rollout.workers, warning=True)
 
 
-def part_options(config: RunConfig) -> Iterator[Problem]:
-    """Options that a part does not take, and those it cannot do without."""
-    a = config.algorithm
-    parts = [
-        ("algorithm.advantage", "advantage", a.advantage),
-        ("algorithm.policy_loss", "policy loss", a.policy_loss),
-        *((f"algorithm.regularizers.{i}", "regulariser", part) for i, part in enumerate(a.regularizers)),
-        *((f"rewards.components.{i}", "reward", part) for i, part in enumerate(config.rewards.components)),
-    ]
-    if a.correction is not None:
-        parts.append(("algorithm.correction", "correction", a.correction))
-    for key, kind, part in parts:
-        found = registered_names.options(kind, part.name)
-        if found is None:
-            continue
-        taken, required = found
-        if kind == "regulariser":  # its weight is the learner's; without one nobody would know how strong it is
-            taken, required = taken | {"weight"}, required | {"weight"}
-        for option, value in part.options.items():
-            if option not in taken:
-                told = f"{part.name} has no such option{nearest(option, list(taken)) if taken else '; it takes none'}"
-                yield Problem(f"{key}.options.{option}", told, value)
-        for option in sorted(required - set(part.options)):
-            yield Problem(f"{key}.options.{option}", f"{part.name} needs this option", has_value=False)
-
-
 CHECKS: list[Callable[[RunConfig], Iterator[Problem]]] = [
     out_of_bounds,
     run_name,
@@ -258,15 +339,27 @@ CHECKS: list[Callable[[RunConfig], Iterator[Problem]]] = [
     sampling_distribution,
     lengths,
     calls_fit_turns,
+    late_results,
     batch,
-    groups,
-    ratio_moves,
+    critic,
     rewards,
     tasks,
     learner,
+    deepspeed,
+    sequence_parallel,
+    trained_weights,
     cold_start,
     device,
+    engine_nodes,
     colocation,
+    transport,
     staleness,
-    part_options,
+    *config_option_checks.CHECKS,
+    *config_reward_checks.CHECKS,
+    *config_model_rewards.CHECKS,
+    *config_algorithm_checks.CHECKS,
+    *SUPERVISION_CHECKS,
+    *config_guard_checks.CHECKS,
+    *config_evaluation_checks.CHECKS,
+    cluster_problems,
 ]

@@ -6,6 +6,7 @@ file in one go. `Named("ctpo")` (every dataclass whose first field is `name`) ma
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -188,3 +189,20 @@ def overlaid(schema: Any, base: Any, new: Any) -> Any:
     if schema is Named and new.get("name", base.get("name")) != base.get("name"):
         return new
     return {**base, **{key: overlaid(child(schema, str(key)), base.get(key), item) for key, item in new.items()}}
+
+
+def built(schema: Any, tree: Any) -> Any:
+    """What a complete tree (normalised, without faults or interpolations) describes; shares nothing with the tree."""
+    schema, _ = without_none(schema)
+    origin, args = typing.get_origin(schema), typing.get_args(schema)
+    if tree is None or schema is Any:
+        return copy.deepcopy(tree)
+    if dataclasses.is_dataclass(schema):
+        inner = fields_of(schema)
+        assert isinstance(schema, type)
+        return schema(**{name: built(inner[name], value) for name, value in tree.items()})
+    if origin is list:
+        return [built(args[0], item) for item in tree]
+    if origin is dict:
+        return {key: built(args[1], item) for key, item in tree.items()}
+    return schema(tree) if schema in (float, str) else tree

@@ -17,10 +17,11 @@ from typing import Any
 class Ledger:
     """Counts of samples.
 
-    `generating` has three parts: `waiting` (no worker holds it), `running` (a worker does), `arrived` (finished, but
-    others of its group are not). `dropped` is by reason. `reissued` counts trajectories that were thrown away while
-    their sample was tried again; `outcomes` counts every trajectory that was accepted; `puts` what came of each
-    delivery. The last three are no states of samples.
+    `generating` has four parts: `waiting` (no worker holds it), `running` (a worker does), `unrewarded` (finished, but
+    rewards of it are still to come), `arrived` (finished, but others of its group are not). `dropped` is by reason.
+    `reissued` counts trajectories that were thrown away while their sample was tried again; `outcomes` how every
+    trajectory ended that was taken in, once its rewards are there or given up; `puts` what came of each delivery, and
+    `late_rewards` of each reward that was delivered. The last four are no states of samples.
     """
 
     issued: int
@@ -34,10 +35,28 @@ class Ledger:
     reissued: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
     puts: dict[str, int] = field(default_factory=dict)
+    late_rewards: dict[str, int] = field(default_factory=dict)
+    unrewarded: int = 0
 
     @property
     def generating(self) -> int:
-        return self.waiting + self.running + self.arrived
+        return self.waiting + self.running + self.unrewarded + self.arrived
+
+    @property
+    def generating_parts(self) -> dict[str, int]:
+        """What `generating` is made of."""
+        names = ("waiting", "running", "unrewarded", "arrived")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def details(self) -> dict[str, dict[str, int]]:
+        """The counts that are no states, by a word for people."""
+        return {
+            "re-issued": self.reissued,
+            "outcomes": self.outcomes,
+            "deliveries": self.puts,
+            "late rewards": self.late_rewards,
+        }
 
     @property
     def dropped_total(self) -> int:
@@ -57,12 +76,11 @@ class Ledger:
             "ready": self.ready,
             "leased": self.leased,
             "generating": self.generating,
-            "waiting": self.waiting,
-            "running": self.running,
-            "arrived": self.arrived,
+            **self.generating_parts,
             "reissued": dict(self.reissued),
             "outcomes": dict(self.outcomes),
             "puts": dict(self.puts),
+            "late_rewards": dict(self.late_rewards),
             "balances": self.balances,
         }
 
@@ -73,14 +91,10 @@ class Ledger:
             ("dropped", self.dropped_total, _parts(self.dropped)),
             ("ready", self.ready, ""),
             ("leased", self.leased, ""),
-            (
-                "generating",
-                self.generating,
-                _parts({"waiting": self.waiting, "running": self.running, "arrived": self.arrived}),
-            ),
+            ("generating", self.generating, _parts(self.generating_parts)),
         ]
         lines = [f"{name:<11}{count:>9}  {detail}".rstrip() for name, count, detail in rows]
-        for name, parts in (("re-issued", self.reissued), ("outcomes", self.outcomes), ("deliveries", self.puts)):
+        for name, parts in self.details.items():
             if parts:
                 lines.append(f"{name:<22}{_parts(parts)}")
         lines.append(

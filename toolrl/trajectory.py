@@ -45,10 +45,23 @@ class Outcome(enum.StrEnum):
 
 _TRAINED = frozenset({Outcome.ANSWERED, Outcome.NO_ANSWER, Outcome.LENGTH, Outcome.TOOL_LIMIT, Outcome.FORMAT_ERROR})
 
-# What a call came to. The interpreter's closed set, and what can go wrong before it is reached.
+# What a call came to. The interpreter's closed set, what can go wrong before it is reached, and `pending`: a receipt, whose
+# result comes in a later tool turn under the same call's id, or never.
 ToolStatus = Literal[
-    "ok", "error", "timeout", "oom", "output_limit", "died", "protocol_violation", "infra_error", "invalid_call"
+    "ok",
+    "error",
+    "timeout",
+    "oom",
+    "output_limit",
+    "died",
+    "protocol_violation",
+    "infra_error",
+    "invalid_call",
+    "pending",
 ]
+# The run was stopped and its variables are gone: how much it had printed by then says nothing about its state.
+STOPPED: frozenset[ToolStatus] = frozenset({"timeout", "oom", "output_limit", "died", "protocol_violation"})
+NOT_SAMPLED = -1  # the weight version of a policy token that no weights of this run sampled: a reference's
 LimitName = Literal["turn_tokens", "response_tokens", "context_tokens", "prompt_tokens", "turns", "calls"]
 
 
@@ -83,6 +96,9 @@ class ToolResult:
     truncated: bool = False
     wall_s: float = 0.0
     queue_s: float = 0.0
+    cpu_s: float = 0.0  # as are the bytes, only of tools that run something and measure it
+    output_bytes: int = 0  # printed, before anything was cut
+    injected: bool = False  # a failure on purpose: the tool itself was not run
 
 
 @dataclass(slots=True)
@@ -125,6 +141,22 @@ class Trajectory:
     @property
     def policy_turns(self) -> list[Turn]:
         return [turn for turn in self.turns if turn.kind == "policy"]
+
+    def results_of_turns(self) -> list[list[ToolResult]]:
+        """[n_policy_turns] the results of each policy turn's own calls, whenever they came; receipts left out."""
+        found: list[list[ToolResult]] = []
+        receipts: dict[str, int] = {}  # call id -> policy turn
+        for turn in self.turns:
+            if turn.kind == "policy":
+                found.append([])
+            elif found:
+                last = len(found) - 1
+                for result in turn.results:
+                    if result.status == "pending":
+                        receipts[result.call_id] = last
+                    else:
+                        found[receipts.pop(result.call_id, last)].append(result)
+        return found
 
     @property
     def outcome_reward(self) -> float:
@@ -192,8 +224,13 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weight version that sampled any of its tokens; None before the first token."""
-        return min((v for turn in self.policy_turns for v in turn.weight_versions), default=None)
+        """The oldest weight version that sampled any of its tokens; None before the first token, and for a reference."""
+        return min(self.versions, default=None)
+
+    @property
+    def versions(self) -> set[int]:
+        """The weight versions that sampled its tokens."""
+        return {v for turn in self.policy_turns for v in turn.weight_versions if v != NOT_SAMPLED}
 
     def check(self) -> None:
         """Raises ValueError when the recorded turns contradict themselves: what must never reach a learner."""

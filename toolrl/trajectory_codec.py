@@ -138,9 +138,15 @@ def _turn_to_list(turn: Turn) -> list[Any]:
         [[call.id, call.name, call.arguments] for call in turn.calls],
         [[error.kind, error.message] for error in turn.call_errors],
         turn.rewards,
-        [[r.call_id, r.name, r.status, r.text, r.truncated, r.wall_s, r.queue_s] for r in turn.results],
+        [_result_to_list(result) for result in turn.results],
         turn.fresh_context,
     ]
+
+
+def _result_to_list(result: ToolResult) -> list[Any]:
+    times = (result.wall_s, result.queue_s, result.cpu_s)
+    shown = (result.call_id, result.name, result.status, result.text, result.truncated)
+    return [*shown, *times, result.output_bytes, result.injected]
 
 
 def _turn_from_list(body: list[Any]) -> Turn:

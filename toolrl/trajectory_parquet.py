@@ -31,6 +31,9 @@ _RESULT = pa.struct(
         ("truncated", pa.bool_()),
         ("wall_s", pa.float64()),
         ("queue_s", pa.float64()),
+        ("cpu_s", pa.float64()),
+        ("output_bytes", pa.int64()),
+        ("injected", pa.bool_()),
     ]
 )
 _TURN = pa.struct(

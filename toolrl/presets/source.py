@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -16,6 +17,7 @@ from toolrl.config_schema import Path, dotted, faults, nearest_key, normalized, 
 from toolrl.errors import ConfigError, Problem
 
 COMMAND_LINE = "command line"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may come without libyaml, which is ten times as fast
 
 
 @dataclass
@@ -37,12 +39,7 @@ class Source:
 def read_file(path: FilePath, label: str) -> Source:
     """A YAML file's tree, unchecked. Raises ConfigError for what is no YAML mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        # OmegaConf's loader, unlike YAML's own, reads 1e-4 as a number and refuses a key that stands twice.
-        loaded: Any = {} if node is None else None
-        if isinstance(node, yaml.MappingNode):
-            loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        loaded, lines = _read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem("", f"cannot be read: {error}", where=str(path))]) from error
     except yaml.YAMLError as error:
@@ -51,8 +48,19 @@ def read_file(path: FilePath, label: str) -> Source:
         raise ConfigError([Problem("", f"not valid YAML: {getattr(error, 'problem', error)}", where=where)]) from error
     if not isinstance(loaded, dict):
         raise ConfigError([Problem("", "must hold `key: value` lines, e.g. `name: my-run`", where=f"{label}:1")])
-    origins = {dotted(key): f"{label}:{line}" for key, line in _lines(node, ())}
+    origins = {dotted(key): f"{label}:{line}" for key, line in lines}
     return Source({str(key): value for key, value in loaded.items()}, origins)
+
+
+@lru_cache(maxsize=64)
+def _read_yaml(text: str) -> tuple[Any, list[tuple[Path, int]]]:
+    """(what it holds, the line of each key); None for what is no mapping. Kept, so not to be changed."""
+    node = yaml.compose(text, Loader=_LOADER)
+    # OmegaConf's loader, unlike YAML's own, reads 1e-4 as a number and refuses a key that stands twice.
+    loaded: Any = {} if node is None else None
+    if isinstance(node, yaml.MappingNode):
+        loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    return loaded, _lines(node, ())
 
 
 def _lines(node: yaml.Node | None, path: Path) -> list[tuple[Path, int]]:
@@ -89,7 +97,9 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
             message = f"{text!r} is no setting; write key=value, e.g. loop.steps=20"
             problems.append(Problem("", message, where=COMMAND_LINE))
             continue
-        path = tuple(int(part) if part.isdigit() else part for part in re.split(r"[.\[]", key.strip().replace("]", "")))
+        path = tuple(
+            int(part) if part.isdecimal() else part for part in re.split(r"[.\[]", key.strip().replace("]", ""))
+        )
         try:
             value = _parsed(text)
             tree = _with(tree, path, value)
@@ -104,6 +114,12 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> Source:
     if problems:
         raise ConfigError(problems)
     return Source(tree, origins)
+
+
+def override_of(key: str, overrides: Sequence[str]) -> tuple[bool, Any]:
+    """(whether a top-level key is overridden, with which value): the last one wins. Raises ConfigError."""
+    written = [text for text in overrides if text.partition("=")[0].strip() == key and "=" in text]
+    return (True, _parsed(written[-1])) if written else (False, None)
 
 
 def _parsed(text: str) -> Any:

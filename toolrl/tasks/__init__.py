@@ -7,8 +7,10 @@ this package loads neither reasoning_gym nor datasets nor math-verify.
 from __future__ import annotations
 
 from toolrl.config import TaskConfig
+from toolrl.config_wording import WordingConfig
 from toolrl.tasks import hub, reasoning_gym, rows
 from toolrl.tasks.checker import AnswerChecker, VerifierFailed
+from toolrl.tasks.reworded import Reworded
 from toolrl.tasks.sources import sources
 from toolrl.tasks.task import Message, Task, TaskSource
 
@@ -24,4 +26,5 @@ def build(config: TaskConfig, seed: int) -> TaskSource:
         UnknownName: `config.kind` is neither registered nor an import path.
         ValueError: a setting or the data is wrong; the message names it, its value and the remedy.
     """
-    return sources.get(config.kind)(config, seed)
+    source = sources.get(config.kind)(config, seed)
+    return source if config.wording == WordingConfig() else Reworded(source, config.wording)

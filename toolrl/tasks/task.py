@@ -34,6 +34,16 @@ class Task:
         """The text of the last user message."""
         return str(self.messages[-1]["content"])
 
+    @property
+    def known_answer(self) -> str | None:
+        """The answer as text; the first of several accepted ones. None for a ground truth that is no text or number."""
+        truth = self.ground_truth
+        if isinstance(truth, list) and truth:
+            truth = truth[0]
+        if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+            return None
+        return str(truth).strip() or None
+
 
 class TaskSource(Protocol):
     """Where the tasks of a run come from."""

@@ -20,7 +20,7 @@ Verifier = Callable[[str, Any, dict[str, Any]], float]
 verifiers: Registry[Verifier] = Registry("verifier")
 
 # Those for which an answer equal to a ground truth text earns 1 by definition; a user's own may think otherwise.
-EQUAL_IS_RIGHT = frozenset({"math", "reasoning_gym"})
+EQUAL_IS_RIGHT = frozenset({"exact_match", "math", "reasoning_gym"})
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*[A-Za-z]\.?")
 
 
@@ -65,10 +65,31 @@ def _as_latex(text: str) -> str:
     return text if "$" in text or "\\boxed" in text else f"${text}$"
 
 
+def exact_match(answer: str, ground_truth: Any, details: dict[str, Any]) -> float:
+    """1 when the answer is the ground truth, or one of a list of them, but for case, punctuation, articles and white space: how
+    question answering is scored since SQuAD (arXiv 1606.05250)."""
+    accepted = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    said = _plain(answer)
+    return float(said != "" and any(said == _plain(str(one)) for one in accepted))
+
+
+def _plain(text: str) -> str:
+    words = re.sub(r"[^\w\s]", "", text.casefold()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
+
+
 def reasoning_gym(answer: str, ground_truth: Any, details: dict[str, Any]) -> float:
-    """What the family's own `score_answer` says; some families give partial credit."""
+    """What the family's own `score_answer` says; some families give partial credit.
+
+    Some scorers raise where an answer is not what they expect ("-17.5" for a list of primes). Such an answer is wrong, not
+    unrewarded, or it would pay to write it: 0, if the scorer takes the right answer to the same question.
+    """
     family = _family(details["family"], json.dumps(details["options"], sort_keys=True))
-    return float(family.score_answer(answer, details["entry"]))
+    try:
+        return float(family.score_answer(answer, details["entry"]))
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
+        family.score_answer(str(details["entry"]["answer"]), details["entry"])
+        return 0.0
 
 
 @functools.lru_cache(maxsize=256)
@@ -79,5 +100,6 @@ def _family(name: str, options_json: str) -> Any:
 
 
 # Not decorators: `toolrl.registered_names` reads those of this folder as the kinds of `tasks.kind`.
+verifiers.register("exact_match")(exact_match)
 verifiers.register("math")(math)
 verifiers.register("reasoning_gym")(reasoning_gym)

@@ -6,7 +6,7 @@ gives an episode its own. Importing this package registers the tools that come w
 
 from __future__ import annotations
 
-from toolrl.tools import calculator, python
+from toolrl.tools import calculator, mcp_client, python, search
 from toolrl.tools.protocol import (
     Execution,
     InfraError,
@@ -36,4 +36,4 @@ __all__ = [
     "tools",
 ]
 
-_BUILT_IN = (calculator, python)  # importing them registers their tools
+_BUILT_IN = (calculator, mcp_client, python, search)  # importing them registers their tools

@@ -43,6 +43,7 @@ class Calculator:
     """Arithmetic; keeps nothing between calls."""
 
     name = "calculator"
+    keeps_no_state = True
     schema = function_schema("calculator", DESCRIPTION, {"expression": "for example (3 + 4) * 12 / 7"})
 
     def __init__(self, *, timeout_s: float) -> None:

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -37,6 +38,14 @@ class Tool(Protocol):
 
     The toolbox ends a call after `timeout_s`, unless the tool has a true attribute `keeps_own_deadline` (its calls may
     wait in a queue, say, which is not the model's time) and promises to end them itself.
+
+    When an episode is continued elsewhere, its recorded calls are run again for their state. A tool with a true
+    attribute `keeps_no_state` is left out of that: its recorded results stand.
+
+    A session of a tool with a true attribute `frees_when_parked` holds something scarce. It is closed while the episode
+    waits for another tool, and a fresh one is brought to its state, by the same calls, when it is needed again.
+
+    A session may be entered, used and left in different tasks.
     """
 
     name: str
@@ -70,6 +79,14 @@ class Execution(Protocol):
     @property
     def queue_s(self) -> float: ...
     @property
+    def cpu_s(self) -> float: ...
+    @property
+    def stdout_bytes(self) -> int:
+        """Printed, before anything was cut."""
+
+    @property
+    def stderr_bytes(self) -> int: ...
+    @property
     def state_lost(self) -> bool: ...
     @property
     def note(self) -> str:
@@ -93,9 +110,12 @@ class Interpreter(Protocol):
 
 
 class ToolMaker(Protocol):
-    """Makes a tool from its settings; the interpreter is there for the tools that run code."""
+    """Makes a tool, or several, from the settings; the interpreter is there for the tools that run code.
 
-    def __call__(self, config: ToolConfig, interpreter: Interpreter | None) -> Tool: ...
+    A tool may have a coroutine method `close`, which ends what it keeps between episodes.
+    """
+
+    def __call__(self, config: ToolConfig, interpreter: Interpreter | None) -> Tool | Sequence[Tool]: ...
 
 
 tools: Registry[ToolMaker] = Registry("tool")

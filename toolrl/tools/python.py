@@ -48,6 +48,7 @@ class PythonTool:
 
     name = "python"
     keeps_own_deadline = True  # the sandbox keeps it, and tells the wait for a free core apart from the run
+    frees_when_parked = True  # a box
 
     def __init__(
         self,
@@ -108,6 +109,8 @@ class PythonSession:
             truncated=run.truncated,
             wall_s=run.wall_s,
             queue_s=run.queue_s,
+            cpu_s=run.cpu_s,
+            output_bytes=run.stdout_bytes + run.stderr_bytes,
         )
 
 
