@@ -18,6 +18,7 @@ import torch
 
 from learner.optimizer import CheckedAdamW
 from toolrl.config import LearnerConfig
+from toolrl.config_deepspeed import deepspeed_problems
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -49,7 +50,13 @@ def join_process_group(
 
 
 def engine_settings(config: LearnerConfig, *, dtype: str, world: int) -> dict[str, Any]:
-    """DeepSpeed's own config; `config.deepspeed` is merged over it."""
+    """DeepSpeed's own config; `config.deepspeed` is merged over it.
+
+    Raises:
+        ValueError: `config.deepspeed` sets what cannot be honoured; all of it is named.
+    """
+    if problems := list(deepspeed_problems(config)):
+        raise ValueError("\n".join(str(problem) for problem in problems))
     # DeepSpeed has no stage 0 with 16-bit weights and float32 accumulation; its stage 1 on one rank is just that.
     stage = max(config.zero_stage, 1) if dtype == "bfloat16" else config.zero_stage
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
@@ -102,8 +109,8 @@ class DeepSpeedEngine:
     def module(self) -> Any:
         return self.raw.module
 
-    def __call__(self, *args: Any) -> Any:
-        return self.raw(*args)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.raw(*args, **options)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulates the gradient of `loss`, a part of the global sum.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from learner.sequence import TrainSequence
-from toolrl.algorithms.diagnostics import N_SUMS, combine, ratio_metrics
+from learner.ulysses import RankGroups
+from toolrl.algorithms.diagnostics import N_SUMS, combine, range_metrics, ratio_metrics
 
 
 @dataclass(slots=True)
@@ -29,17 +30,17 @@ class Sums:
             value = value.detach().double()
             self.largest[name] = torch.maximum(self.largest[name], value) if name in self.largest else value
 
-    def over_ranks(self, world: int) -> Sums:
-        """The same of all ranks; every rank must have seen the same names."""
-        if world == 1:
+    def over_ranks(self, groups: RankGroups) -> Sums:
+        """The same of all ranks; every rank must have seen the same names. Ranks that share a row saw the same numbers."""
+        if groups.data_ranks == 1:
             return self
         names, tops = sorted(self.totals), sorted(self.largest)
         ratios = combine(self.ratios) if self.ratios else torch.zeros(N_SUMS, dtype=torch.float64)
         device = next(iter(self.totals.values())).device
         added = torch.cat([torch.stack([self.totals[name] for name in names]), ratios.to(device)])
         highest = torch.stack([self.largest[name] for name in tops] + [ratios[0].to(device)])
-        torch.distributed.all_reduce(added)
-        torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX)
+        torch.distributed.all_reduce(added, group=groups.data_group)
+        torch.distributed.all_reduce(highest, op=torch.distributed.ReduceOp.MAX, group=groups.data_group)
         joined = added[len(names) :].clone()
         joined[0] = highest[-1]
         return Sums(
@@ -49,9 +50,10 @@ class Sums:
         )
 
     def ratio_metrics(self) -> dict[str, float]:
-        return (
-            {name: float(value) for name, value in ratio_metrics(combine(self.ratios)).items()} if self.ratios else {}
-        )
+        if not self.ratios:
+            return {}
+        sums = combine(self.ratios)
+        return {name: float(value) for name, value in ratio_metrics(sums).items()} | range_metrics(sums)
 
 
 def policy_metrics(sums: Sums, updates: int) -> dict[str, float]:
@@ -62,8 +64,8 @@ def policy_metrics(sums: Sums, updates: int) -> dict[str, float]:
         "loss/policy": totals["policy_loss"] / updates,
         "entropy/mean": totals["entropy"] / tokens,
         "logp/mean": totals["logp"] / tokens,
-        "gap/mean_abs_logp": totals["gap"] / tokens,
-        "gap/max_abs_logp": float(sums.largest["gap"]),
+        "gap/mean": totals["gap"] / tokens,
+        "gap/max": float(sums.largest["gap"]),
     }
     metrics |= {
         f"{'kl/mean' if name == 'term_kl' else 'loss/' + name[5:]}": value / updates
@@ -71,6 +73,19 @@ def policy_metrics(sums: Sums, updates: int) -> dict[str, float]:
         if name.startswith("term_")
     }
     return metrics | sums.ratio_metrics()
+
+
+def critic_metrics(sums: Sums, updates: int, explained: float, steps: Sequence[tuple[float, bool]]) -> dict[str, float]:
+    """`steps`: (gradient norm, whether it was applied) of each optimiser step of the critic."""
+    totals = {name: float(value) for name, value in sums.totals.items() if name.startswith("value_")}
+    norms = [norm for norm, applied in steps if applied]
+    return {
+        "critic/value_loss": totals["value_loss"] / updates,
+        "critic/clip_fraction": totals["value_clipped"] / max(1.0, totals["value_turns"]),
+        "critic/explained_variance": explained,
+        "critic/grad_norm": sum(norms) / len(norms) if norms else float("inf"),
+        "critic/skipped_steps": float(len(steps) - len(norms)),
+    }
 
 
 def supervised_metrics(sums: Sums) -> dict[str, float]:
@@ -81,14 +96,24 @@ def supervised_metrics(sums: Sums) -> dict[str, float]:
     }
 
 
-def step_metrics(sequences: Sequence[TrainSequence], norms: list[float], skipped: int, rate: float) -> dict[str, float]:
-    """What every kind of batch has; `norms` are those of its optimiser steps."""
+def step_metrics(
+    sequences: Sequence[TrainSequence], steps: Sequence[tuple[float, bool]], rate: float, empty_updates: int
+) -> dict[str, float]:
+    """What every kind of batch has.
+
+    Args:
+        steps: (gradient norm, whether it was applied) of each optimiser step that was tried.
+        empty_updates: those for which there was none to try, because no token of theirs is in the loss.
+    """
+    norms = [norm for norm, _ in steps]
     finite = [norm for norm in norms if norm < float("inf")]
+    skipped = sum(not applied for _, applied in steps)
     return {
-        "grad/norm": sum(finite) / len(finite) if finite else float("inf"),
-        "grad/norm_max": max(norms),
+        "grad/norm": sum(finite) / len(finite) if finite else max(norms, default=0.0),
+        "grad/norm_max": max(norms, default=0.0),
         "lr": rate,
         "skipped_steps": float(skipped),
+        "empty_updates": float(empty_updates),
         "alarm/nonfinite": float(skipped > 0),
         "tokens/policy": float(sum(int(sequence.policy_mask.sum()) for sequence in sequences)),
         "tokens/total": float(sum(len(sequence.token_ids) for sequence in sequences)),

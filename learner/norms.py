@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from learner.gathering import whole
+
 
 class _RMSNorm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     @staticmethod
@@ -43,9 +45,12 @@ def quicken(model: torch.nn.Module) -> int:
     """Replaces the forward pass of every RMSNorm of `model` that is a plain one; how many."""
     replaced = 0
     for module in model.modules():
-        if hasattr(module, "variance_epsilon") and getattr(module, "weight", None) is not None and _plain(module):
-            module.forward = types.MethodType(_forward, module)
-            replaced += 1
+        if not hasattr(module, "variance_epsilon") or getattr(module, "weight", None) is None:
+            continue
+        with whole([module.weight]):
+            if _plain(module):
+                module.forward = types.MethodType(_forward, module)
+                replaced += 1
     return replaced
 
 

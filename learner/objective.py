@@ -1,16 +1,18 @@
 """What is minimised on one micro-batch, divided by global counts, so that the parts of all ranks and micro-batches add
 up to one loss.
 
-    loss = Σ w·k·policy_loss + Σ_r weight_r · Σ w_r·term_r
+    loss = Σ w·k·policy_loss + Σ_r (weight_r + extra_r) · Σ w_r·term_r
 
 w follows the aggregation over the whole update (see `toolrl.algorithms.aggregation`), k is the correction for the gap
-between engine and trainer. Everything a metric needs is summed here on the device and read once at the end.
+between engine and trainer, extra_r what a guard adds for a time (see `add_weights`). Everything a metric needs is summed
+here on the device and read once at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,15 +35,32 @@ class GlobalCounts:
     loss_sequences: int
     policy_tokens: int
     preserved_tokens: int  # policy tokens with A ≥ 0
+    supervised_tokens: int  # loss tokens with A > 0
+    turns: int  # that a critic is trained on
+    valid_calls: float  # mean a trajectory
 
     @classmethod
     def of(cls, sequences: Sequence[TrainSequence]) -> GlobalCounts:
+        calls = {sequence.trajectory_id: sequence.valid_calls for sequence in sequences}
         return cls(
             loss_tokens=sum(int(s.loss_mask.sum()) for s in sequences),
             loss_sequences=sum(bool(s.loss_mask.any()) for s in sequences),
             policy_tokens=sum(int(s.policy_mask.sum()) for s in sequences),
             preserved_tokens=sum(int((s.policy_mask & (s.advantages >= 0)).sum()) for s in sequences),
+            supervised_tokens=sum(int((s.loss_mask & (s.advantages > 0)).sum()) for s in sequences),
+            turns=sum(len(s.value_targets.returns) for s in sequences if s.value_targets is not None),
+            valid_calls=sum(calls.values()) / max(1, len(calls)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RegularizerTerm:
+    """One regulariser in the loss."""
+
+    name: str
+    weight: float
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
 
 
 class PolicyObjective:
@@ -51,6 +70,7 @@ class PolicyObjective:
     def __init__(self, config: AlgorithmConfig, *, max_response_tokens: int) -> None:
         self.policy_loss = policy_loss_registry.get(config.policy_loss.name)
         self.policy_options = dict(config.policy_loss.options)
+        self.wants_turn_ids = "turn_ids" in inspect.signature(self.policy_loss).parameters
         self.aggregation = config.aggregation
         self.max_response_tokens = max_response_tokens
         self.correction: Callable[..., torch.Tensor] | None = None
@@ -58,20 +78,46 @@ class PolicyObjective:
         if config.correction is not None:
             self.correction = correction_registry.get(config.correction.name)
             self.correction_options = dict(config.correction.options)
-        self.terms: list[tuple[str, float, Callable[..., Any], dict[str, Any]]] = []
+        self.kl_in_reward = False
+        self._options: dict[str, dict[str, Any]] = {}  # of each regulariser's first entry
+        configured: list[RegularizerTerm] = []
         for named in config.regularizers:
             options = dict(named.options)
             weight = float(options.pop("weight", 1.0))
-            if weight:
-                self.terms.append((named.name, weight, regularizer_registry.get(named.name), options))
+            in_reward = options.pop("place", "loss") == "reward"  # of kl: a turn reward, see toolrl/app/evidence.py
+            self._options.setdefault(named.name, options)
+            self.kl_in_reward |= bool(weight) and in_reward
+            if weight and not in_reward:
+                configured.append(RegularizerTerm(named.name, weight, regularizer_registry.get(named.name), options))
+        self._configured = tuple(configured)
+        self.terms = self._configured
+
+    def add_weights(self, extra: Mapping[str, float]) -> None:
+        """From now on these regularisers weigh so much more in the loss than the config says: {name: extra weight}, in the
+        place of what was added before. One that the config has keeps its options; another has its defaults."""
+        terms = list(self._configured)
+        for name, weight in extra.items():
+            found = next((index for index, term in enumerate(terms) if term.name == name), None)
+            if found is not None:
+                terms[found] = replace(terms[found], weight=terms[found].weight + weight)
+            elif weight:
+                function, options = regularizer_registry.get(name), self._options.get(name, {})
+                terms.append(RegularizerTerm(name, weight, function, options))
+        self.terms = tuple(terms)
 
     @property
     def needs_reference(self) -> bool:
-        return any(name == "kl" for name, *_ in self.terms)
+        """Whether there must be a reference model, for the loss or for a reward."""
+        return self.kl_in_reward or self.reads_reference
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the loss reads the reference."""
+        return any(term.name == "kl" for term in self.terms)
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        return any(name == "entropy" for name, *_ in self.terms)
+        return any(term.name == "entropy" for term in self.terms)
 
     def loss(
         self,
@@ -90,46 +136,49 @@ class PolicyObjective:
         """
         live = batch.grid(logp)
         old = live.detach() if old_logp is None else batch.grid(old_logp)
+        engine = batch.engine_logp(old)
         found = self.policy_loss(
             live,
             old,
             batch.advantages,
             batch.policy_mask,
             batch.loss_mask,
-            rollout_logp=batch.rollout_logp,
+            rollout_logp=engine,
+            **({"turn_ids": batch.turn_ids} if self.wants_turn_ids else {}),
             **self.policy_options,
         )
         token_loss = found.token_loss
         if self.correction is not None:
-            weight = self.correction(old, batch.rollout_logp, batch.policy_mask, **self.correction_options)
+            weight = self.correction(old, engine, batch.policy_mask, **self.correction_options)
             token_loss = token_loss * (weight if weight.dim() == 2 else weight[:, None])
         weights = self._weights(batch, counts)
         policy = (inside(token_loss, batch.loss_mask) * weights).sum()
         sums.ratios.append(found.metrics["sums"])
         sums.add(policy_loss=policy)
-        self._observe(batch, live, old, batch.grid(entropy.detach()), sums)
+        self._observe(batch, live, old - engine, batch.grid(entropy.detach()), sums)
         if not self.terms:
             return policy
         inputs = LossInputs(
             logp=live,
             entropy=batch.grid(entropy),
             old_logp=old,
-            rollout_logp=batch.rollout_logp,
+            rollout_logp=engine,
             advantages=batch.advantages,
             policy_mask=batch.policy_mask,
             loss_mask=batch.loss_mask,
             turn_ids=batch.turn_ids,
             ref_logp=None if ref_logp is None else batch.grid(ref_logp),
+            valid_calls=counts.valid_calls,
         )
         total = policy
-        for name, strength, function, options in self.terms:
-            term = function(inputs, **options)
+        for each in self.terms:
+            term = each.function(inputs, **each.options)
             if term.normalizer == "aggregation":
                 value = (term.token_loss * weights).sum()
             else:
                 value = term.token_loss.sum() / max(1, getattr(counts, term.normalizer))
-            sums.add(**{f"term_{name}": value})
-            total = total + strength * value
+            sums.add(**{f"term_{each.name}": value})
+            total = total + each.weight * value
         return total
 
     def _weights(self, batch: PackedBatch, counts: GlobalCounts) -> torch.Tensor:
@@ -141,12 +190,14 @@ class PolicyObjective:
         return token_weights(batch.loss_mask, self.aggregation, denominator=max(1, denominator))
 
     def _observe(
-        self, batch: PackedBatch, live: torch.Tensor, old: torch.Tensor, entropy: torch.Tensor, sums: Sums
+        self, batch: PackedBatch, live: torch.Tensor, gap: torch.Tensor, entropy: torch.Tensor, sums: Sums
     ) -> None:
         with torch.no_grad():
             mask = batch.policy_mask
-            gap = inside((old - batch.rollout_logp).abs(), mask)
-            sums.add(tokens=mask.sum(), entropy=entropy.sum(), gap=gap.sum(), logp=inside(live, mask).sum())
+            gap = inside(gap.abs(), mask)
+            sums.add(
+                tokens=mask.sum(), entropy=inside(entropy, mask).sum(), gap=gap.sum(), logp=inside(live, mask).sum()
+            )
             sums.keep_largest(gap=gap.amax())
 
 
@@ -156,5 +207,5 @@ def supervised_loss(
     """−mean log-probability over the supervised tokens of the whole update, this micro-batch's part; `logp` [M]."""
     kept = batch.loss_mask
     loss = -inside(batch.grid(logp), kept).sum() / max(1, counts.loss_tokens)
-    sums.add(supervised_loss=loss, tokens=kept.sum(), entropy=batch.grid(entropy.detach()).sum())
+    sums.add(supervised_loss=loss, tokens=kept.sum(), entropy=inside(batch.grid(entropy.detach()), kept).sum())
     return loss

@@ -3,15 +3,21 @@ over ranks.
 
 Every rank makes the same plan from the same batch, so no rank has to be told, and every rank runs the same number of
 micro-batches (the collectives of ZeRO would wait for ever otherwise); where sequences are short a rank's share may be
-empty. A sequence is never split; one that is longer than the cap is alone in its micro-batch.
+empty. A sequence is never split; one that is longer than the cap is alone in its micro-batch. What the sequences of a
+share begin with in common counts once, as it is computed once; a family too large for the cap is cut, and each part
+repeats the prefix.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+from learner.prefixes import PrefixOrder
 
 MicroBatches = list[list[list[int]]]  # [micro-batch][rank] -> indices of sequences, longest first
 
@@ -37,37 +43,113 @@ def split_updates(groups: Sequence[str], updates: int, seed: int) -> list[list[i
     return [[index for unit in part for index in units[unit]] for part in parts]
 
 
-def plan_micro_batches(lengths: Sequence[int], *, ranks: int, max_tokens: int) -> MicroBatches:
-    """Balanced shares of the sequences with these lengths in tokens.
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Places in the order of the prefixes, increasing, and the tokens that the model reads for them."""
 
-    Greedy (longest sequence into the emptiest share) over ranks · n shares, with the smallest n that keeps the cap.
+    places: list[int]
+    tokens: int
+
+
+def plan_micro_batches(prefixes: PrefixOrder, *, ranks: int, max_tokens: int) -> MicroBatches:
+    """Balanced shares of these sequences in ranks · n parts, with the smallest n that keeps the cap.
+
+    Two plans are made. One keeps families (sequences that share a beginning) whole where the cap allows and puts the
+    largest into the emptiest share; the other cuts the sequences in the order of their tokens into even runs, which
+    repeats the prefixes at the cuts. The one whose heaviest ranks carry less in sum is taken: micro-batch after
+    micro-batch, all ranks wait for the heaviest.
     """
     if max_tokens < 1:
         raise ValueError(f"tokens_per_micro_batch is {max_tokens}; it must be at least 1")
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    count = max(1, -(-sum(lengths) // (ranks * max_tokens)))
+    costs, limit = _Costs(prefixes), max_tokens
     while True:
-        shares = _fill(lengths, order, ranks * count)
-        loads = [sum(lengths[index] for index in share) for share in shares]
-        fits = all(load <= max_tokens or len(share) == 1 for load, share in zip(loads, shares, strict=True))
-        if fits or count >= max(len(lengths), 1):
+        plans = [_in_rows(_whole_families(costs, ranks, limit), ranks)]
+        if costs.related:
+            plans.append(_in_rows(_even_runs(costs, ranks, limit), ranks))
+        best = min(plans, key=lambda rows: sum(max(share.tokens for share in row) for row in rows))
+        over = max(0, *(_excess(share, prefixes, max_tokens) for row in best for share in row)) if costs.related else 0
+        if not over:
             break
+        limit = max(0, limit - over)  # a part of a cut family may share less than the family does; 0: all are alone
+    line = prefixes.order.tolist()
+    longest_first = prefixes.lengths.__getitem__
+    return [
+        [
+            sorted((line[place] for place in share.places), key=lambda index: (-longest_first(index), index))
+            for share in row
+        ]
+        for row in best
+    ]
+
+
+class _Costs:
+    """Tokens of runs of neighbours, from sums: a line after its neighbour costs what was not read before."""
+
+    def __init__(self, prefixes: PrefixOrder) -> None:
+        self.whole = prefixes.lengths[prefixes.order].tolist()
+        before = prefixes.read_before
+        self.sums = [0, *np.cumsum(prefixes.lengths[prefixes.order] - before).tolist()]
+        starts = [place for place, known in enumerate(before.tolist()) if known == 0]
+        self.families = list(zip(starts, [*starts[1:], len(before)], strict=True)) if starts else []
+        self.related = len(self.families) < len(before)
+
+    def run(self, begin: int, end: int) -> _Share:
+        return _Share(list(range(begin, end)), self.whole[begin] + self.sums[end] - self.sums[begin + 1])
+
+    def cut(self, begin: int, end: int, limit: int) -> list[_Share]:
+        """Places from `begin` to `end` in runs of at most `limit` tokens, or of one sequence."""
+        runs = []
+        while begin < end:
+            room = limit - self.whole[begin] + self.sums[begin + 1]
+            stop = max(begin + 1, bisect_right(self.sums, room, begin + 1, end + 1) - 1)
+            runs.append(self.run(begin, stop))
+            begin = stop
+        return runs
+
+
+def _excess(share: _Share, prefixes: PrefixOrder, max_tokens: int) -> int:
+    if len(share.places) < 2:
+        return 0
+    return max(0, prefixes.tokens(share.places) - max_tokens)
+
+
+def _whole_families(costs: _Costs, ranks: int, limit: int) -> list[_Share]:
+    """Families over the limit are cut into runs; then the largest goes into the emptiest share."""
+    units = [unit for begin, end in costs.families for unit in costs.cut(begin, end, limit)]
+    units.sort(key=lambda unit: -unit.tokens)
+    count = max(1, -(-sum(unit.tokens for unit in units) // (ranks * max(1, limit))))
+    while True:
+        filled: list[list[_Share]] = [[] for _ in range(ranks * count)]
+        heap = [(0, index) for index in range(ranks * count)]
+        for unit in units:
+            load, index = heapq.heappop(heap)
+            filled[index].append(unit)
+            heapq.heappush(heap, (load + unit.tokens, index))
+        shares = [_Share(sorted(p for u in part for p in u.places), sum(u.tokens for u in part)) for part in filled]
+        if count >= len(units) or all(share.tokens <= limit or len(share.places) == 1 for share in shares):
+            return shares
         count += 1
-    by_load = sorted(range(len(shares)), key=lambda share: (-loads[share], share))
-    micro_batches = []
-    for start in range(0, len(by_load), ranks):
-        row = by_load[start : start + ranks]
-        if (start // ranks) % 2:
-            row.reverse()  # snake order: the rank with the heaviest share now gets the lightest next
-        micro_batches.append([shares[share] for share in row])
-    return micro_batches
 
 
-def _fill(lengths: Sequence[int], order: Sequence[int], count: int) -> list[list[int]]:
-    shares: list[list[int]] = [[] for _ in range(count)]
-    heap = [(0, share) for share in range(count)]
-    for index in order:
-        load, share = heapq.heappop(heap)
-        shares[share].append(index)
-        heapq.heappush(heap, (load + lengths[index], share))
-    return shares
+def _even_runs(costs: _Costs, ranks: int, limit: int) -> list[_Share]:
+    """Runs of neighbours, as few as the limit allows (a multiple of `ranks`), the heaviest as light as can be."""
+    runs = costs.cut(0, len(costs.whole), limit)
+    count = ranks * -(-len(runs) // ranks)
+    low, high = 0, limit  # of the heaviest run: too little, enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = costs.cut(0, len(costs.whole), middle)
+        if len(found) > count:
+            low = middle
+        else:
+            runs, high = found, middle
+    return runs + [_Share([], 0)] * (count - len(runs))
+
+
+def _in_rows(shares: list[_Share], ranks: int) -> list[list[_Share]]:
+    """One row a micro-batch, the heaviest first, dealt out so that each rank's sum is even too."""
+    by_load = sorted(shares, key=lambda share: -share.tokens)
+    rows = [by_load[start : start + ranks] for start in range(0, len(by_load), ranks)]
+    for row in rows[1::2]:
+        row.reverse()  # snake order: the rank with the heaviest share now gets the lightest next
+    return rows

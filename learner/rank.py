@@ -12,35 +12,32 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from learner.checkpoint import has_reference, load_checkpoint, save_checkpoint
-from learner.deepspeed_engine import DeepSpeedEngine, join_process_group
-from learner.export import export_hf
-from learner.metrics import Sums, policy_metrics, step_metrics, supervised_metrics
+from learner.activity import Activity
+from learner.attention_mass import Spans
+from learner.control_reading import ControlWatch, control_metrics
+from learner.critic_loss import ValueRows, explained_variance
+from learner.deepspeed_engine import join_process_group
+from learner.evidence import ByMember, Reader
+from learner.likelihoods import LikelihoodProbe, chosen_sequences, likelihood_metrics
+from learner.metrics import Sums, critic_metrics, policy_metrics, step_metrics, supervised_metrics
+from learner.micro_batches import MicroBatch, MicroBatches
+from learner.models import Models
 from learner.objective import GlobalCounts, PolicyObjective, supervised_loss
-from learner.packing import PackedBatch, model_tokens, pack
-from learner.planning import plan_micro_batches, split_updates
-from learner.policy import PolicyModel, load_policy
-from learner.schedule import learning_rate
+from learner.offloading import Offloading
+from learner.packing import PackedBatch
+from learner.planning import split_updates
 from learner.sequence import TrainSequence
 from learner.settings import RankSettings
-from learner.weight_source import WeightSource
-
-
-@dataclass(slots=True)
-class SkippedStep:
-    """A step that was not applied because its loss or gradient was not finite: what is needed to look into it."""
-
-    optimizer_step: int
-    loss: float
-    trajectory_ids: list[str]
+from learner.steps import OptimizerSteps, SkippedStep
+from learner.ulysses import RankGroups
+from learner.weight_source import AdapterSource, WeightSource
 
 
 class LearnerRank:
@@ -50,223 +47,257 @@ class LearnerRank:
         self, settings: RankSettings, *, rank: int = 0, world: int = 1, address: str = "127.0.0.1", port: int
     ) -> None:
         self.settings, self.rank, self.world = settings, rank, world
-        self.device = torch.device(settings.device)
-        config = settings.learner
-        if self.device.type == "cpu":
+        config, device = settings.learner, torch.device(settings.device)
+        if device.type == "cpu":
             torch.set_num_threads(config.cpu_threads)
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(settings.seed)
         join_process_group(
-            rank=rank, world=world, address=address, port=port, device=self.device, timeout_s=config.step_deadline_s
+            rank=rank, world=world, address=address, port=port, device=device, timeout_s=config.step_deadline_s
         )
+        self.groups = RankGroups.of(config.sequence_parallel, rank=rank, world=world, timeout_s=config.step_deadline_s)
         self.objective = PolicyObjective(settings.algorithm, max_response_tokens=settings.max_response_tokens)
-        self.reference = self._load().requires_grad_(False).eval() if self.objective.needs_reference else None
-        self.reference_moved = False  # since it was loaded from `model_dir`
-        self.engine = DeepSpeedEngine(
-            self._load(gradient_checkpointing=config.gradient_checkpointing), config, dtype=settings.dtype, world=world
-        )
-        self.optimizer_steps = 0
+        needs_reference = settings.keep_reference or self.objective.needs_reference
+        self.models = Models(settings, rank=rank, world=world, with_reference=needs_reference)
+        self.engine, self.critic = self.models.engine, self.models.critic
+        self.offloading = Offloading(self.models, config, device)
+        self.activity = Activity(rank)
+        self.micro_batches = MicroBatches(config, self.groups, device)
+        self.reader = Reader(self.models, self.micro_batches, self.activity)
+        self.steps = OptimizerSteps(self.engine, config, settings.total_steps)
         self.batches = 0
-        self.skipped: list[SkippedStep] = []
-        self.phase = ("ready", 0, time.monotonic())  # what it does, how often something was finished, since when
-
-    @property
-    def policy(self) -> PolicyModel:
-        module: PolicyModel = self.engine.module
-        return module
 
     def train_batch(self, sequences: Sequence[TrainSequence]) -> dict[str, float]:
         """Trains on the whole batch (the same on every rank) in `updates_per_batch` optimiser steps; metrics of all
-        ranks.
+        ranks. In the first `critic.warmup_steps` batches, and in an update without a loss token, only the critic is trained.
 
         Raises:
-            ValueError: the batch is empty.
+            ValueError: the batch is empty, or a critic finds no targets.
         """
         if not sequences:
             raise ValueError(
                 "train_batch: no sequences; a batch without a trained trajectory must not reach the learner"
             )
-        started = time.monotonic()
+        targets = [sequence.value_targets for sequence in sequences if sequence.value_targets is not None]
+        if self.critic is not None and len(targets) < len(sequences):
+            raise ValueError("train_batch: a critic is on and a sequence has no value_targets; read `values` first")
+        started = (time.monotonic(), time.process_time())
+        resting = self.critic is not None and self.batches < self.settings.critic.warmup_steps
         names = [sequence.group_id or sequence.trajectory_id for sequence in sequences]
         updates = split_updates(names, self.settings.learner.updates_per_batch, self.settings.seed + self.batches)
         parts = [[sequences[index] for index in update] for update in updates]
-        packed = [self._my_batches(part) for part in parts]
-        old = [None, *(self._old_logprobs(batches) for batches in packed[1:])]
-        sums, norms, skipped = Sums(), [], 0
-        rate = 0.0
-        for part, batches, old_logps in zip(parts, packed, old, strict=True):
+        micros = [self.micro_batches.of(part) for part in parts]
+        sums, rate, empty = Sums(), 0.0, 0
+        watch = self._watch()
+        old = [
+            None if resting or not update else self.reader.by_policy(part, watch) for update, part in enumerate(micros)
+        ]
+        probe = None if resting else self._likelihood_probe(sequences)
+        references = iter(self._references([micro.batch for part in micros for micro in part]))
+        steps: list[tuple[float, bool]] = []
+        critic_steps: list[tuple[float, bool]] = []
+        for part, batches, old_logps in zip(parts, micros, old, strict=True):
             counts = GlobalCounts.of(part)
-            for index, batch in enumerate(batches):
-                logp, entropy = self.engine(batch, self.objective.needs_entropy_gradient)
-                self._note("train")
-                loss = self.objective.loss(
-                    batch,
-                    logp,
-                    entropy,
-                    None if old_logps is None else old_logps[index],
-                    self._reference_logprobs(batch),
-                    counts,
-                    sums,
-                )
-                self.engine.backward(loss)
-            rate = self._schedule()
-            norm, applied = self._step(rate, part, sums, "policy_loss")
-            norms.append(norm)
-            skipped += not applied
+            rests = resting or not counts.loss_tokens
+            for index, micro in enumerate(batches):
+                old_logp = None if old_logps is None else old_logps[index]
+                self._train_on(micro, old_logp, next(references), counts, sums, rests, watch)
+            if self.critic is not None:
+                # A gradient that came through the engine was multiplied there, for its mean over ranks.
+                joined = self.critic.joins_policy and not rests
+                critic_steps.append(self.critic.take_step(1 / self.world if joined else 1.0))
+            if not rests:
+                rate = self.steps.rate()
+                steps.append(self.steps.take(rate, part, float(sums.totals["policy_loss"])))
+            empty += not counts.loss_tokens
         self.batches += 1
-        metrics = policy_metrics(sums.over_ranks(self.world), len(parts))
-        return metrics | step_metrics(sequences, norms, skipped, rate) | self._counters(started)
+        if watch is not None:
+            watch.tell(sums)
+        if probe is not None:
+            probe.add(sums)
+        summed = sums.over_ranks(self.groups)
+        metrics = policy_metrics(summed, len(parts)) | step_metrics(sequences, steps, rate, empty)
+        if self.critic is not None:
+            metrics |= critic_metrics(summed, len(parts), explained_variance(targets), critic_steps)
+            metrics["alarm/nonfinite"] = max(metrics["alarm/nonfinite"], float(metrics["critic/skipped_steps"] > 0))
+        if self.settings.control is not None:
+            metrics |= control_metrics(self.settings.control, summed)
+        return metrics | likelihood_metrics(summed) | self._counters(started)
+
+    def _train_on(
+        self,
+        micro: MicroBatch,
+        old_logp: torch.Tensor | None,
+        reference: torch.Tensor | None,
+        counts: GlobalCounts,
+        sums: Sums,
+        resting: bool,
+        watch: ControlWatch | None,
+    ) -> None:
+        """Forward and backward of one micro-batch, for policy and critic; a resting policy is only looked at.
+
+        Without an `old_logp` these are the weights that the batch begins with: then `watch` sees the pass.
+        """
+        batch, critic = micro.batch, self.critic
+        rows = ValueRows.of(batch) if critic is not None else None
+        wanted = rows.rows if critic is not None and rows is not None and critic.reads_policy else None
+        watch = watch if old_logp is None else None
+        with torch.set_grad_enabled(not resting):
+            logp, entropy, *rest = self.engine(
+                batch, self.objective.needs_entropy_gradient, wanted, watched=None if watch is None else watch.ids
+            )
+            loss = self.objective.loss(batch, logp, entropy, old_logp, reference, counts, sums)
+            if watch is not None:
+                watch.see(micro, entropy, rest.pop())
+        self.activity.note("train")
+        if critic is not None and rows is not None:
+            values = critic.values(batch, rows, *rest)
+            targets = [each.value_targets for each in micro.sequences if each.value_targets is not None]
+            value_loss = critic.loss(values, targets, counts.turns, sums)
+            if critic.joins_policy and not resting:
+                loss = loss + value_loss
+            else:
+                critic.backward(value_loss)
+        if not resting:
+            self.engine.backward(loss)
 
     def supervised_batch(
         self, sequences: Sequence[TrainSequence], learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimiser step on the sequences' loss tokens; `learning_rate` replaces the schedule's."""
+        """One optimiser step on the sequences' loss tokens, none where there are none; `learning_rate` replaces the
+        schedule's, which stays where it is."""
         if not sequences:
             raise ValueError("supervised_batch: no sequences")
-        started = time.monotonic()
+        started = (time.monotonic(), time.process_time())
         counts, sums = GlobalCounts.of(sequences), Sums()
-        for batch in self._my_batches(sequences):
-            logp, entropy = self.engine(batch)
-            self._note("supervised")
-            self.engine.backward(supervised_loss(batch, logp, entropy, counts, sums))
-        rate = self._schedule() if learning_rate is None else learning_rate
-        norm, applied = self._step(rate, sequences, sums, "supervised_loss")
-        metrics = supervised_metrics(sums.over_ranks(self.world))
-        return metrics | step_metrics(sequences, [norm], int(not applied), rate) | self._counters(started)
+        trains = counts.loss_tokens > 0
+        for micro in self.micro_batches.of(sequences):
+            with torch.set_grad_enabled(trains):
+                logp, entropy = self.engine(micro.batch)
+                loss = supervised_loss(micro.batch, logp, entropy, counts, sums)
+            self.activity.note("supervised")
+            if trains:
+                self.engine.backward(loss)
+        rate = self.steps.rate() if learning_rate is None else learning_rate
+        loss_value = float(sums.totals["supervised_loss"])
+        steps = [self.steps.take(rate, sequences, loss_value, scheduled=False)] if trains else []
+        metrics = supervised_metrics(sums.over_ranks(self.groups))
+        return metrics | step_metrics(sequences, steps, rate, int(not trains)) | self._counters(started)
 
-    def logprobs(self, sequences: Sequence[TrainSequence]) -> dict[int, np.ndarray]:
-        """This rank's share: index of the sequence -> [R] log-probabilities at its temperature, 0 for tool tokens."""
-        found = {}
-        for shares, batch in zip(self._plan(sequences), self._my_batches(sequences), strict=True):
-            with torch.no_grad():
-                grid = batch.grid(self.engine(batch)[0]).cpu().numpy()
-            self._note("logprobs")
-            for row, index in enumerate(shares[self.rank]):
-                whole = np.zeros(len(sequences[index].policy_mask), dtype=np.float32)
-                width = min(len(whole), grid.shape[1])
-                whole[:width] = grid[row, :width]
-                found[index] = whole
-        return found
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> ByMember:
+        """See `Reader`; so the next three."""
+        return self.reader.logprobs(sequences)
+
+    def token_statistics(self, sequences: Sequence[TrainSequence]) -> ByMember:
+        return self.reader.token_statistics(sequences)
+
+    def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> ByMember:
+        return self.reader.reference_logprobs(sequences)
+
+    def values(self, sequences: Sequence[TrainSequence]) -> ByMember:
+        return self.reader.values(sequences)
+
+    def attention_mass(
+        self, sequences: Sequence[TrainSequence], spans: Sequence[Sequence[Spans]], layer: int
+    ) -> ByMember:
+        return self.reader.attention_mass(sequences, spans, layer)
+
+    def set_controls(self, lr_factor: float = 1.0, kl_weight: float = 0.0, llds_weight: float = 0.0) -> None:
+        """What guards change, from the next batch on: a factor on the schedule's learning rate, and weights of KL to the
+        reference and of LLDS beside the config's. Checkpoints do not hold it.
+
+        Raises:
+            ValueError: KL without a reference.
+        """
+        if kl_weight and self.models.reference is None:
+            raise ValueError(f"set_controls: kl_weight={kl_weight} and no reference; start with keep_reference=True")
+        self.steps.factor = lr_factor
+        self.objective.add_weights({"kl": kl_weight, "llds": llds_weight})
 
     def reset_optimizer(self) -> None:
         """Forgets the optimiser's moments and starts the schedule again, as after a supervised start."""
-        self.engine.reset_optimizer()
-        self.optimizer_steps = 0
+        self.steps.start_again()
 
     def freeze_reference(self) -> None:
-        """The reference model becomes the policy as it is now (after a supervised start); nothing without a reference."""
-        if self.reference is None:
-            return
-        frozen = dict(self.reference.causal_lm.named_parameters())
-        with torch.no_grad():
-            for name, tensor in self.weight_source():
-                frozen[name].copy_(tensor)
-        self.reference_moved = True
+        """The reference model, and a critic that is a copy of the policy, become the policy as it is now (after a
+        supervised start)."""
+        self.models.freeze_reference()
 
     def save_checkpoint(self, folder: str | Path) -> None:
-        """Model, optimiser, schedule, random states and a reference that moved, into a folder shared by all ranks."""
-        self._note("save")
-        counters = {"optimizer_steps": self.optimizer_steps, "batches": self.batches}
-        reference = self.reference.state_dict() if self.reference is not None and self.reference_moved else None
-        save_checkpoint(self.engine.raw, Path(folder), counters, reference, rank=self.rank, world=self.world)
+        """Models, optimisers, counters and random states, into a folder shared by all ranks."""
+        self.activity.note("save")
+        self.models.save(Path(folder), {"optimizer_steps": self.steps.taken, "batches": self.batches})
 
-    def load_checkpoint(self, folder: str | Path) -> None:
-        """What `save_checkpoint` wrote, with the same number of ranks and the same ZeRO stage."""
-        self._note("load")
-        counters = load_checkpoint(self.engine.raw, Path(folder), self.reference, rank=self.rank, world=self.world)
-        self.reference_moved = self.reference is not None and has_reference(Path(folder))
-        self.optimizer_steps, self.batches = counters["optimizer_steps"], counters["batches"]
+    def load_checkpoint(self, folder: str | Path, keep_counters: bool = False) -> None:
+        """What `save_checkpoint` wrote, with the same number of ranks and the same ZeRO stage.
+
+        Args:
+            keep_counters: the schedule and the count of batches stay where they are: a run that goes back to earlier
+                weights does not go back in time.
+        """
+        self.activity.note("load")
+        counters = self.models.load(Path(folder))
+        if not keep_counters:
+            self.steps.taken, self.batches = counters["optimizer_steps"], counters["batches"]
+
+    def make_room(self) -> None:
+        """Leaves the GPU to engines; see `Offloading`."""
+        self.activity.note("make room")
+        self.offloading.make_room()
+
+    def take_room(self) -> None:
+        """Takes it back."""
+        self.activity.note("take room")
+        self.offloading.take_room()
 
     def weight_source(self) -> WeightSource:
-        """All weights under their Hugging Face names; iterating it is collective under ZeRO-3."""
-        return WeightSource(self.policy.causal_lm)
+        """All weights under their Hugging Face names, an adapter merged; iterating it is collective under ZeRO-3."""
+        return self.models.weight_source()
+
+    def published(self) -> tuple[WeightSource | AdapterSource, dict[str, Any] | None]:
+        """What the engines get: the whole weights and None, or the adapter alone and its settings as peft writes them."""
+        return self.models.published()
 
     def checksums(self) -> dict[str, str]:
         """Name -> SHA-256 of each weight's bytes."""
         return self.weight_source().checksums()
 
     def export_hf(self, folder: str | Path) -> None:
-        """A Hugging Face folder that transformers and vLLM load, written by rank 0."""
-        self._note("export")
-        export_hf(self.policy.causal_lm, self.weight_source(), Path(self.settings.model_dir), Path(folder), self.rank)
-
-    def _load(self, gradient_checkpointing: bool = False) -> PolicyModel:
-        settings = self.settings
-        policy = load_policy(
-            Path(settings.model_dir),
-            dtype=settings.dtype,
-            chunk=settings.learner.logprob_chunk_tokens,
-            gradient_checkpointing=gradient_checkpointing,
-            trust_remote_code=settings.trust_remote_code,
-        )
-        policy.to(self.device)
-        return policy
-
-    def _plan(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
-        lengths = [model_tokens(sequence) for sequence in sequences]
-        return plan_micro_batches(lengths, ranks=self.world, max_tokens=self.settings.learner.tokens_per_micro_batch)
-
-    def _my_batches(self, sequences: Sequence[TrainSequence]) -> list[PackedBatch]:
-        """This rank's micro-batches. Under ZeRO-3 every call of the head is a collective: all ranks call it equally often."""
-        batches = []
-        for shares in self._plan(sequences):
-            batch = pack([sequences[index] for index in shares[self.rank]]).on(self.device)
-            most = max(sum(int(sequences[index].policy_mask.sum()) for index in share) for share in shares)
-            batch.head_pieces = max(1, -(-most // self.settings.learner.logprob_chunk_tokens))
-            batches.append(batch)
-        return batches
-
-    def _old_logprobs(self, batches: Iterable[PackedBatch]) -> list[torch.Tensor]:
-        found = []
-        for batch in batches:
-            with torch.no_grad():
-                found.append(self.engine(batch)[0])
-            self._note("old_logprobs")
-        return found
-
-    def _reference_logprobs(self, batch: PackedBatch) -> torch.Tensor | None:
-        if self.reference is None:
-            return None
-        with torch.no_grad():
-            return self.reference(batch)[0]
-
-    def _schedule(self) -> float:
-        config = self.settings.learner
-        return learning_rate(
-            self.optimizer_steps,
-            base=config.learning_rate,
-            schedule=config.schedule,
-            warmup_steps=config.warmup_steps,
-            total_steps=self.settings.total_steps,
-        )
-
-    def _step(self, rate: float, sequences: Sequence[TrainSequence], sums: Sums, loss: str) -> tuple[float, bool]:
-        norm, applied = self.engine.take_step(rate)
-        if applied:
-            self.optimizer_steps += 1
-        else:
-            ids = [sequence.trajectory_id for sequence in sequences]
-            self.skipped.append(SkippedStep(self.optimizer_steps, float(sums.totals[loss]), ids))
-        return norm, applied
-
-    def _counters(self, started: float) -> dict[str, float]:
-        return {
-            "optimizer_steps": float(self.optimizer_steps),
-            "skipped_steps/total": float(len(self.skipped)),
-            "time/learn_s": time.monotonic() - started,
-        }
-
-    def _note(self, phase: str) -> None:
-        self.phase = (phase, self.phase[1] + 1, time.monotonic())
+        """A Hugging Face folder that transformers and vLLM load, written by rank 0; an adapter in `adapter/` too."""
+        self.activity.note("export")
+        self.models.export(Path(folder))
 
     def skipped_steps(self) -> list[SkippedStep]:
         """Every step that was not applied since the start, with its trajectories."""
-        return self.skipped
+        return self.steps.skipped
 
     def pid(self) -> int:
         return os.getpid()
 
     def progress(self) -> dict[str, Any]:
         """What this rank does and for how long it has finished nothing; answered while a batch runs."""
-        phase, finished, since = self.phase
-        return {"rank": self.rank, "phase": phase, "finished": finished, "silent_s": time.monotonic() - since}
+        return self.activity.progress()
+
+    def _watch(self) -> ControlWatch | None:
+        control = self.settings.control
+        return None if control is None else ControlWatch(control, torch.device(self.settings.device))
+
+    def _likelihood_probe(self, sequences: Sequence[TrainSequence]) -> LikelihoodProbe | None:
+        """Every `monitors.every_steps` batches, where the batch has correct sequences; the same on every rank."""
+        monitors = self.settings.monitors
+        if not monitors.every_steps or self.batches % monitors.every_steps:
+            return None
+        chosen = chosen_sequences(sequences, monitors.trajectories)
+        return LikelihoodProbe(chosen, self.micro_batches, self.reader) if chosen else None
+
+    def _references(self, batches: Sequence[PackedBatch]) -> Sequence[torch.Tensor | None]:
+        """Of the reference, for a term of the loss."""
+        return self.reader.by_reference(batches) if self.objective.reads_reference else [None] * len(batches)
+
+    def _counters(self, started: tuple[float, float]) -> dict[str, float]:
+        return {
+            "optimizer_steps": float(self.steps.taken),
+            "skipped_steps/total": float(len(self.steps.skipped)),
+            "time/learn_s": time.monotonic() - started[0],
+            "time/learn_processor_s": time.process_time() - started[1],
+        }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from toolrl.config import AlgorithmConfig, LearnerConfig
+from toolrl.config import AlgorithmConfig, CriticConfig, LearnerConfig, LoraConfig, MonitorsConfig
+from toolrl.monitors.control_tokens import ControlTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,9 @@ class RankSettings:
     total_steps: int = 1  # optimiser steps of the run, for decaying schedules
     max_response_tokens: int = 4096  # the constant of `seq_mean_token_sum_norm`
     trust_remote_code: bool = False
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    frozen: list[str] = field(default_factory=list)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    keep_reference: bool = False  # even where the config has no KL: a guard may give it a weight later
+    monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
+    control: ControlTokens | None = None  # what to watch; None: nothing
