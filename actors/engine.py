@@ -7,8 +7,8 @@ Invariants:
 - Every token carries the version of the weights that produced it, across an update too.
 - A prefix-cache entry of one weight version never serves a request that began under another: the version salts the
   cache.
-- An engine without valid weights (asleep, woken without a reload, broken by a failed update) raises; it never makes
-  text.
+- An engine without valid weights (woken without a reload, broken by a failed update) raises; it never makes text. While
+  it sleeps, requests wait.
 
 `docs/engine.md` says what an update means for requests that span it.
 """
@@ -16,25 +16,23 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from actors.engine_errors import (
-    REFUSED,
-    EngineDied,
-    EngineError,
-    EngineStartFailed,
-    UpdateFailed,
-    WeightsRefused,
-    WeightsUnavailable,
-)
-from actors.engine_setup import engine_arguments, engine_environment, environment, resolve_device, resolve_transport
-from toolrl.config import EngineConfig
+from actors.engine_errors import EngineDied, EngineError, EngineStartFailed, WeightsUnavailable
+from actors.engine_nodes import EngineNodes, host_variables, meeting_point
+from actors.engine_setup import engine_arguments, engine_environment, environment, resolve_device
+from actors.living_engine import LivingEngine, UpdateTimes
+from actors.own_output import last_errors
+from actors.weights.served_adapter import ServedAdapter
+from toolrl.config import EngineConfig, LoraConfig
+from toolrl.weight_transport import Transport
+
+if TYPE_CHECKING:
+    from actors.node_groups import PlacementGroup
 
 __all__ = ["Engine", "EngineDied", "EngineError", "EngineStartFailed", "Generated", "UpdateTimes", "WeightsUnavailable"]
 
@@ -50,34 +48,8 @@ class Generated:
     started_version: int  # the version when the request was submitted: no key or value that it attended to is older
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateTimes:
-    """Seconds of one weight update, by part."""
-
-    pause_s: float
-    load_s: float
-    resume_s: float
-
-    @property
-    def paused_s(self) -> float:
-        """How long no token was made."""
-        return self.pause_s + self.load_s + self.resume_s
-
-
-class Engine:
+class Engine(LivingEngine):
     """`await Engine.start(…)` inside the process and event loop that will use it; `await engine.stop()` at the end."""
-
-    def __init__(self, llm: Any, name: str, version: int, *, max_context_tokens: int, keep_kv: bool) -> None:
-        self.name = name
-        self.version = version
-        self.max_context_tokens = max_context_tokens
-        self._llm: Any = llm
-        self._keep_kv = keep_kv
-        # Cleared while weights are swapped: requests then wait, to begin under the new ones.
-        self._open = asyncio.Event()
-        self._open.set()
-        self._unavailable: str | None = None  # why no text may be made now
-        self._pausing = asyncio.Lock()
 
     @classmethod
     async def start(
@@ -90,16 +62,20 @@ class Engine:
         seed: int,
         name: str = "engine",
         device: Literal["auto", "cpu", "cuda"] = "auto",
-        transport: Literal["auto", "shared_memory", "nccl", "ipc"] = "auto",
+        transport: Transport = "shared_memory",
         version: int = 0,
         kv_across_updates: Literal["keep", "recompute"] = "keep",
         sleepable: bool = False,
+        adapter: LoraConfig | None = None,
+        places: PlacementGroup | None = None,
     ) -> Engine:
         """Loads the model, starts vLLM's process and makes the first token, so that the first request is a fast one.
 
         `version` labels the weights in `model_dir`. `kv_across_updates`: what becomes of the keys and values of
-        requests that span an update. Blocks the loop while the process starts, about 7 s on a CPU. The starting
-        program needs the `if __name__ == "__main__"` guard.
+        requests that span an update. `adapter`: the engine serves the folder's weights and one adapter of this kind over
+        them, which changes nothing until it is given another. `places`: of an engine over several nodes, one bundle a node, of
+        which this process has the first. Blocks the loop while the process starts, about
+        7 s on a CPU. The starting program needs the `if __name__ == "__main__"` guard.
 
         Raises:
             EngineStartFailed: with vLLM's reason.
@@ -112,28 +88,39 @@ class Engine:
             dtype=dtype,
             max_context_tokens=max_context_tokens,
             seed=seed,
-            transport=resolve_transport(transport, resolved),
+            transport=transport,
             sleepable=sleepable,
+            adapter=adapter,
+            meeting=meeting_point() if config.nodes > 1 else None,
         )
+        variables = engine_environment(config, device=resolved)
+        nodes = None
+        if config.nodes > 1:
+            nodes = EngineNodes.begin(name, config, places, arguments, variables, device=resolved)
         try:
-            with environment(engine_environment(config, device=resolved)):
+            with environment(variables | (host_variables() if nodes is not None else {})):
                 # Importing takes seconds and goes to a thread. The process is started from the loop's own thread: it
                 # ends with the thread that started it (`actors.weights.plugin`).
-                vllm_engine = await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
-                vllm_arguments = importlib.import_module("vllm.engine.arg_utils")
+                executor = await asyncio.to_thread(importlib.import_module, "actors.engine_executor")
                 engine = cls(
-                    vllm_engine.AsyncLLM.from_engine_args(vllm_arguments.AsyncEngineArgs(**arguments)),
+                    executor.started(arguments),
                     name,
                     version,
                     max_context_tokens=max_context_tokens,
                     keep_kv=kv_across_updates == "keep",
                 )
+                engine.nodes = nodes
+                if nodes is not None:
+                    await nodes.ready()
         except Exception as error:
-            raise EngineStartFailed(
-                f"engine {name} on {model_dir} did not start: {error}; the process's own output says more"
-            ) from error
+            if nodes is not None:
+                nodes.stop()
+            printed = " | ".join(await asyncio.to_thread(last_errors)) or "the process's own output says more"
+            raise EngineStartFailed(f"engine {name} on {model_dir} did not start: {error}; {printed}") from error
         try:
             await engine._alive().update_weight_version(str(version))
+            if adapter is not None:
+                engine.adapter = await ServedAdapter.begin(engine, str(model_dir), adapter)
             await engine.generate([0], max_tokens=1, temperature=1.0, stop_token_ids=[], request_id="warm-up")
         except BaseException:
             await engine.stop()
@@ -188,7 +175,8 @@ class Engine:
         started_version = self.version
         prompt = tokens_input(list(prompt_ids), cache_salt=f"weights-{started_version}")
         with self._naming_death():
-            async for output in self._alive().generate(prompt, params, request_id):
+            over = self.adapter.request if self.adapter is not None else None
+            async for output in self._alive().generate(prompt, params, request_id, lora_request=over):
                 completion = output.outputs[0]
         if completion.finish_reason in ("abort", "error"):
             self._check_available()
@@ -206,150 +194,3 @@ class Engine:
         """Ends a request; its `generate` returns what was sampled so far with finish reason `abort`."""
         with self._naming_death():
             await self._alive().abort(request_id)
-
-    # Weights -------------------------------------------------------------------------------------------------------
-
-    async def update_weights(self, version: int, payloads: Sequence[Mapping[str, Any]]) -> UpdateTimes:
-        """Pauses generation, hands `payloads` to vLLM's weight-transfer engine, labels the weights `version`, resumes.
-
-        Running requests stay where they are and go on with the new weights.
-
-        Raises:
-            WeightsRefused: nothing was changed. UpdateFailed: the engine has no valid weights now. EngineDied.
-        """
-        started = time.monotonic()
-        async with self.paused():
-            paused = time.monotonic()
-            try:
-                await self.begin_update()
-                for payload in payloads:
-                    await self.transfer(payload)
-                await self.finish_update(version)
-            except UpdateFailed as error:
-                await self.abandon_update(str(error))
-                raise
-            loaded = time.monotonic()
-        return UpdateTimes(paused - started, loaded - paused, time.monotonic() - loaded)
-
-    @contextlib.asynccontextmanager
-    async def paused(self) -> AsyncIterator[None]:
-        """No token is made inside. Requests keep their places; if the weights end up invalid, they are aborted."""
-        async with self._pausing:
-            self._open.clear()
-            try:
-                with self._naming_death():
-                    await self._alive().pause_generation(mode="keep", clear_cache=not self._keep_kv)
-                try:
-                    yield
-                finally:
-                    with self._naming_death():
-                        if not self.has_weights:
-                            await self._alive().pause_generation(mode="abort", clear_cache=True)
-                        await self._alive().resume_generation()
-            finally:
-                self._open.set()
-
-    async def begin_update(self) -> None:
-        """First of the three steps of an update, inside `paused()`."""
-        with self._failing_update():
-            await self._alive().start_weight_update()
-
-    async def transfer(self, payload: Mapping[str, Any]) -> None:
-        """Second step, as often as the transport has payloads."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        with self._failing_update():
-            await self._alive().update_weights(WeightTransferUpdateRequest(update_info=dict(payload)))
-
-    async def finish_update(self, version: int) -> None:
-        """Last step: the weights are complete and are `version` from here on."""
-        with self._failing_update():
-            await self._alive().finish_weight_update(weight_version=str(version))
-        self.version, self._unavailable = version, None
-
-    async def abandon_update(self, why: str) -> None:
-        """Instead of the last step: the weights are invalid, and the next update may begin."""
-        self.invalidate(why)
-        # vLLM ends an update before its last step only when a payload is wrong, so it gets one that is.
-        with contextlib.suppress(UpdateFailed):
-            await self.transfer({"abandoned": why})
-
-    async def connect_trainer(self, init_info: Mapping[str, Any]) -> None:
-        """For transports that have a connection: joins the trainer's."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        with self._naming_death():
-            await self._alive().init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(init_info)))
-
-    async def checksums(self) -> list[dict[str, str]]:
-        """vLLM's SHA-256 of every parameter as the engine holds it, packed; one mapping a tensor-parallel rank."""
-        with self._naming_death():
-            return list(await self._alive().compute_weight_checksums())
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether requests are answered now."""
-        return self._unavailable is None
-
-    def invalidate(self, why: str) -> None:
-        """Declares the weights invalid until the next complete update."""
-        self._unavailable = f"without valid weights ({why}); apply a publication"
-
-    # Life ----------------------------------------------------------------------------------------------------------
-
-    async def sleep(self) -> None:
-        """Gives up weights and cache (a GPU's memory); running requests are aborted."""
-        self.invalidate("asleep")
-        with self._naming_death():
-            await self._alive().sleep(level=2, mode="abort")
-
-    async def wake(self) -> None:
-        """Takes the memory back. What is in it are no weights: apply a publication before the next request."""
-        with self._naming_death():
-            await self._alive().wake_up()
-
-    async def check(self) -> None:
-        """Raises EngineDied when the engine's process is gone."""
-        with self._naming_death():
-            await self._alive().check_health()
-
-    async def stop(self) -> None:
-        """Ends the engine's process; running requests fail."""
-        llm, self._llm = self._llm, None
-        self.invalidate("stopped")
-        if llm is not None:
-            llm.shutdown()  # on the loop, though it blocks: from a thread, vLLM's output task takes the end for a death
-
-    # Errors --------------------------------------------------------------------------------------------------------
-
-    def _alive(self) -> Any:
-        if self._llm is None:
-            raise EngineDied(f"engine {self.name} was stopped")
-        return self._llm
-
-    def _check_available(self) -> None:
-        if self._unavailable is not None:
-            raise WeightsUnavailable(f"engine {self.name} is {self._unavailable}")
-
-    @contextlib.contextmanager
-    def _naming_death(self) -> Iterator[None]:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            yield
-        except EngineDeadError as error:
-            raise EngineDied(f"engine {self.name} died; its process's own output says why") from error
-
-    @contextlib.contextmanager
-    def _failing_update(self) -> Iterator[None]:
-        with self._naming_death():
-            try:
-                yield
-            except Exception as error:
-                if self._llm is None or self._llm.errored:
-                    raise
-                if REFUSED in str(error):
-                    raise WeightsRefused(f"engine {self.name} keeps version {self.version}: {error}") from error
-                if self.has_weights:
-                    self.invalidate("an update broke off")
-                raise UpdateFailed(f"engine {self.name}: an update broke off: {error}") from error

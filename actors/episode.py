@@ -5,29 +5,37 @@ Invariants:
 - Every limit has its own outcome, and the limit that bound is recorded by name.
 - A fault of the machinery (engine, sandbox) ends this episode as `infra_error`, and no other episode; a fault of the
   model is an observation.
+- Turns are appended whole: whenever the event loop is free, the trajectory ends at a turn boundary, from which
+  `actors.continuation` can go on.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
+from actors.continuation import Change, as_metadata, changes_while_parked, continued, rebuild
 from actors.engine import EngineDied, EngineError, Generated
+from actors.episode_tools import EpisodeTools
+from actors.observation import observe, room_for_turn
+from actors.parking import Slot
+from actors.seat import Seat
 from toolrl.answers import How, answer_of
 from toolrl.config import RolloutConfig
-from toolrl.conversation import ChatFormat, ObservationTooLong
+from toolrl.conversation import ChatFormat
 from toolrl.rewards import RewardPipeline
 from toolrl.tasks import Task
-from toolrl.toolcalls import Parsed, Parser
-from toolrl.tools import InfraError, Toolbox, ToolboxSession
-from toolrl.trajectory import LimitName, Outcome, ToolResult, Trajectory, Turn
+from toolrl.toolcalls import Parser
+from toolrl.tools import InfraError, Toolbox
+from toolrl.trajectory import Outcome, Trajectory, Turn
 
 log = logging.getLogger(__name__)
+
+# Awaited with the unfinished trajectory at each turn boundary. It may set the outcome, which ends the episode there.
+OnTurn = Callable[[Trajectory], Awaitable[None]]
 
 
 class GeneratesTokens(Protocol):
@@ -45,24 +53,6 @@ class GeneratesTokens(Protocol):
         seed: int | None,
         request_id: str,
     ) -> Generated: ...
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Which sample of which group an episode fills."""
-
-    group_id: str
-    sample_index: int
-    seed: int  # of this sample's randomness, the same on every machine, in every schedule and on every try
-
-    @property
-    def trajectory_id(self) -> str:
-        return f"{self.group_id}.{self.sample_index}"
-
-    def turn_seed(self, turn: int) -> int:
-        """The sampling seed of one turn, 31 bits."""
-        digest = hashlib.blake2b(f"{self.seed}/{turn}".encode(), digest_size=4).digest()
-        return int.from_bytes(digest, "big") >> 1
 
 
 class EpisodeRunner:
@@ -96,7 +86,10 @@ class EpisodeRunner:
         seat: Seat,
         *,
         temperature: float | None = None,
-        on_turn: Callable[[Trajectory], Awaitable[None]] | None = None,
+        progress: Trajectory | None = None,
+        on_turn: OnTurn | None = None,
+        slot: Slot | None = None,
+        keep_when_parked: bool = False,
     ) -> Trajectory:
         """One whole episode, scored. A fault of the machinery comes back as outcome `infra_error`.
 
@@ -104,79 +97,101 @@ class EpisodeRunner:
             EngineDied: the engine is gone, and with it every episode of the worker.
 
         Args:
-            temperature: overrides the config's (evaluation).
-            on_turn: awaited with the unfinished trajectory after each tool turn.
+            temperature: overrides the config's (evaluation). Of an episode that goes on, the recorded one stays.
+            progress: goes on from the last turn boundary of this trajectory (`continuation.prefix_of` chooses another):
+                in its own seat, or as a branch in a new one.
+            on_turn: see `OnTurn`. What it raises is raised.
+            slot: the place that it holds, and gives up while it waits long for a tool.
+            keep_when_parked: it gives up nothing else meanwhile.
         """
-        trajectory = Trajectory(
-            id=seat.trajectory_id,
-            group_id=seat.group_id,
-            task_id=task.id,
-            sample_index=seat.sample_index,
-            prompt_ids=self._prompt_ids(task),
-            temperature=self.config.temperature if temperature is None else temperature,
-            metadata={"family": task.family, **task.metadata},
-        )
         started = time.monotonic()
+        trajectory = self._begun(task, seat, temperature) if progress is None else continued(progress, seat)
+        changes: list[Change] = []
         try:
-            async with self.toolbox.session(trajectory.id) as tools:
-                await self._play(trajectory, task, seat, tools, on_turn)
-            await self._score(trajectory, task)
+            async with self.toolbox.session(trajectory.id, keep_when_parked=keep_when_parked) as session:
+                tools = EpisodeTools(session, self.config, slot)
+                if progress is not None:
+                    changes = await self._rebuild(trajectory, tools)
+                if not changes or self.config.on_changed_replay == "accept":
+                    await self._play(trajectory, task, seat, tools, on_turn)
+                    tools.note(trajectory)
+                    if lost := changes_while_parked(trajectory, session):
+                        changes += lost
+                        trajectory.metadata["replay_changed"] = as_metadata(changes)
+            if trajectory.outcome is None and self.config.on_changed_replay == "restart":
+                # What cannot be brought back is not given up a second time.
+                again = await self.run(
+                    task, seat, temperature=temperature, on_turn=on_turn, slot=slot, keep_when_parked=True
+                )
+                again.metadata["replay_changed"] = as_metadata(changes)
+                return again
+            if trajectory.outcome is None:
+                trajectory.outcome = Outcome.CANCELLED
+            await self.score(trajectory, task)
         except EngineDied:
             raise  # not this episode's fault alone: the worker has no engine any more
         except (InfraError, EngineError) as error:
             log.warning("episode %s: %s", trajectory.id, error)
             trajectory.outcome = Outcome.INFRA_ERROR
             trajectory.metadata["infra_error"] = str(error)[:500]
-        trajectory.timings["episode_s"] = time.monotonic() - started
+        _add(trajectory.timings, "episode_s", time.monotonic() - started)
         trajectory.check()
         return trajectory
 
-    def _prompt_ids(self, task: Task) -> list[int]:
-        """Rendered once for the samples of a group, which begin together."""
+    def _begun(self, task: Task, seat: Seat, temperature: float | None) -> Trajectory:
+        return Trajectory(
+            id=seat.trajectory_id,
+            group_id=seat.group_id,
+            task_id=task.id,
+            sample_index=seat.sample_index,
+            prompt_ids=self.prompt_ids(task),
+            temperature=self.config.temperature if temperature is None else temperature,
+            metadata={"family": task.family, **task.metadata},
+        )
+
+    async def _rebuild(self, trajectory: Trajectory, tools: EpisodeTools) -> list[Change]:
+        """Brings the tools to where the recorded calls left them; what came out differently goes into the metadata."""
+        started = time.monotonic()
+        see = partial(observe, chat=self.chat, config=self.config)
+        changes = await rebuild(trajectory, tools.session, see, as_late=tools.as_late)
+        _add(trajectory.timings, "replay_s", time.monotonic() - started)
+        if changes:
+            log.info("episode %s: a replayed call gave something else: %s", trajectory.id, changes[0])
+            trajectory.metadata["replay_changed"] = as_metadata(changes)
+        return changes
+
+    def prompt_ids(self, task: Task) -> list[int]:
+        """The prompt of a task. Rendered once for the samples of a group, which begin together."""
         if task is not self._rendered[0]:
             self._rendered = (task, self.chat.prompt_ids(task.messages))
         return list(self._rendered[1])
 
     async def _play(
-        self,
-        trajectory: Trajectory,
-        task: Task,
-        seat: Seat,
-        tools: ToolboxSession,
-        on_turn: Callable[[Trajectory], Awaitable[None]] | None,
+        self, trajectory: Trajectory, task: Task, seat: Seat, tools: EpisodeTools, on_turn: OnTurn | None
     ) -> None:
-        """Policy turn, tool turn, policy turn, … until an outcome is reached."""
-        calls_made = 0
-        while trajectory.outcome is None:
-            turn = await self._policy_turn(trajectory, seat)
-            if turn is None:
-                return
-            parsed = self.parser.parse(turn.text, first_call=calls_made)
-            turn.calls, turn.call_errors = parsed.calls, parsed.errors
-            self._settle(trajectory, turn, parsed, calls_made)
-            if trajectory.outcome is not None:
-                return
-            calls_made += len(parsed.calls) + len(parsed.errors)
-            await self._tool_turn(trajectory, turn, tools)
-            if self.chat.verdict == "split" and trajectory.outcome is None:
-                self._begin_afresh(trajectory, task)
-            if on_turn is not None:
+        """Policy turn, tool turn, policy turn, … until an outcome is reached, or a tool's state is lost."""
+        while trajectory.outcome is None and not tools.changed:
+            if trajectory.turns and trajectory.turns[-1].kind == "policy":  # taken up before its calls were run
+                await self._tool_turn(trajectory, task, tools)
+            else:
+                await self._policy_turn(trajectory, seat, tools)
+            if on_turn is not None and trajectory.outcome is None:
                 await on_turn(trajectory)
 
-    async def _policy_turn(self, trajectory: Trajectory, seat: Seat) -> Turn | None:
-        """Samples one turn; None when no room is left for a single token (the outcome is then set)."""
+    async def _policy_turn(self, trajectory: Trajectory, seat: Seat, tools: EpisodeTools) -> None:
+        """Samples one turn and settles what follows from it; sets the outcome where no room is left for a token."""
         tokens = trajectory.context_ids
-        room, limit = self._room(trajectory)
+        room, limit = room_for_turn(trajectory, self.config)
         if room <= 0 and not trajectory.turns:
             trajectory.outcome, trajectory.limit = Outcome.REWARD_MISSING, "prompt_tokens"
             trajectory.metadata["reward_missing"] = (
                 f"a prompt of {len(tokens)} tokens leaves no room in "
                 f"rollout.max_context_tokens={self.config.max_context_tokens}"
             )
-            return None
+            return
         if room <= 0:
             trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
-            return None
+            return
         index = len(trajectory.policy_turns)
         started = time.monotonic()
         made = await self.engine.generate(
@@ -198,64 +213,66 @@ class EpisodeRunner:
             finish_reason=made.finish_reason,
             text=self.tokenizer.decode(made.token_ids, skip_special_tokens=False),
         )
+        calls_before = sum(len(each.calls) + len(each.call_errors) for each in trajectory.policy_turns)
+        parsed = self.parser.parse(turn.text, first_call=calls_before)
+        turn.calls, turn.call_errors = parsed.calls, parsed.errors
         trajectory.turns.append(turn)
         if made.finish_reason == "length":
             trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
         elif made.finish_reason == "abort":  # ended from outside: what the policy would have said is not known
             trajectory.outcome = Outcome.CANCELLED
-        return turn
+        else:
+            self._settle(trajectory, turn, calls_before, tools)
 
-    def _room(self, trajectory: Trajectory, *, turn_tokens: bool = True) -> tuple[int, LimitName]:
-        """How many tokens the next turn may have, and the limit that says so."""
-        response = sum(len(turn.token_ids) for turn in trajectory.turns if not turn.fresh_context)
-        limits: list[tuple[int, LimitName]] = [
-            (self.config.max_response_tokens - response, "response_tokens"),
-            (self.config.max_context_tokens - len(trajectory.context_ids), "context_tokens"),
-        ]
-        if turn_tokens:
-            limits.append((self.config.max_turn_tokens, "turn_tokens"))
-        return min(limits, key=lambda limit: limit[0])
-
-    def _settle(self, trajectory: Trajectory, turn: Turn, parsed: Parsed, calls_made: int) -> None:
-        """Sets the outcome when `turn` was the last one."""
-        if trajectory.outcome is not None:  # cut short: whatever the text holds, it is unfinished
-            return
-        asked = len(parsed.calls) + len(parsed.errors)
+    def _settle(self, trajectory: Trajectory, turn: Turn, calls_before: int, tools: EpisodeTools) -> None:
+        """Sets the outcome when `turn`, which came to its own end, was the last one."""
+        asked = len(turn.calls) + len(turn.call_errors)
         if asked == 0:
-            trajectory.answer = answer_of(trajectory, self.answer)
-            if trajectory.answer is not None:
-                trajectory.outcome = Outcome.ANSWERED
-            elif self.parser.format_state(turn.text, turn.finish_reason).startswith("healthy"):
-                trajectory.outcome = Outcome.NO_ANSWER
-            else:
-                trajectory.outcome = Outcome.FORMAT_ERROR
-        elif calls_made + asked > self.config.max_calls or asked > self.config.max_calls_per_turn:
+            if not (tools.outstanding and self._waits(trajectory, turn)):
+                self._conclude(trajectory, turn)
+        elif calls_before + asked > self.config.max_calls or asked > self.config.max_calls_per_turn:
             trajectory.outcome, trajectory.limit = Outcome.TOOL_LIMIT, "calls"
         elif len(trajectory.policy_turns) >= self.config.max_turns:
             trajectory.outcome, trajectory.limit = Outcome.TOOL_LIMIT, "turns"
 
-    async def _tool_turn(self, trajectory: Trajectory, turn: Turn, tools: ToolboxSession) -> None:
-        """Runs the calls of `turn` in their order (they share one interpreter) and appends what the model will see."""
+    def _waits(self, trajectory: Trajectory, turn: Turn) -> bool:
+        """Whether a turn that calls nothing is followed by the results that are outstanding: the policy asked for nothing
+        else, or its answer is not to be taken before it has seen them."""
+        if len(trajectory.policy_turns) >= self.config.max_turns:
+            return False
+        if answer_of(trajectory, self.answer) is None:
+            return self.parser.format_state(turn.text, turn.finish_reason).startswith("healthy")
+        return self.config.on_answer_with_pending == "wait"
+
+    def _conclude(self, trajectory: Trajectory, turn: Turn) -> None:
+        """Sets the outcome of an episode whose last turn calls nothing."""
+        trajectory.answer = answer_of(trajectory, self.answer)
+        if trajectory.answer is not None:
+            trajectory.outcome = Outcome.ANSWERED
+        elif self.parser.format_state(turn.text, turn.finish_reason).startswith("healthy"):
+            trajectory.outcome = Outcome.NO_ANSWER
+        else:
+            trajectory.outcome = Outcome.FORMAT_ERROR
+
+    async def _tool_turn(self, trajectory: Trajectory, task: Task, tools: EpisodeTools) -> None:
+        """Appends what the model sees after its last turn (see `EpisodeTools.answer`)."""
+        turn = trajectory.turns[-1]
         started = time.monotonic()
-        results = [await tools.call(call) for call in turn.calls]
-        results += [
-            ToolResult(call_id=f"error_{index}", name="", status="invalid_call", text=f"Error: {error.message}")
-            for index, error in enumerate(turn.call_errors)
-        ]
+        results = await tools.answer(turn)
         _add(trajectory.timings, "tool_s", time.monotonic() - started)
         _add(trajectory.timings, "tool_queue_s", sum(result.queue_s for result in results))
-        room, limit = self._room(trajectory, turn_tokens=False)
-        room -= 1  # one token at least is left for an answer
-        budget = min(self.config.max_observation_tokens, room)
-        try:
-            token_ids = await self._observe(turn, results, budget)
-        except ObservationTooLong as error:  # not even an empty observation fits
-            least = budget + error.needed - error.budget
-            if least <= room:  # it does: `max_observation_tokens` cuts results, it ends no episode
-                token_ids = await self._observe(turn, results, least)
-            else:
-                trajectory.outcome, trajectory.limit, token_ids = Outcome.LENGTH, limit, []
+        waited = not (turn.calls or turn.call_errors)
+        if tools.changed:
+            return
+        token_ids, limit = await observe(trajectory, results, self.chat, self.config) if results else ([], None)
+        if waited and not token_ids:  # nothing came, or there is no room to show it: the policy has said its last
+            self._conclude(trajectory, turn)
+            return
         trajectory.turns.append(Turn(kind="tool", token_ids=token_ids, results=results))
+        if limit is not None:
+            trajectory.outcome, trajectory.limit = Outcome.LENGTH, limit
+        elif self.chat.verdict == "split":
+            self._begin_afresh(trajectory, task)
 
     def _begin_afresh(self, trajectory: Trajectory, task: Task) -> None:
         """For a template that rewrites history: the last tool turn becomes the whole prompt as the template now renders it."""
@@ -263,14 +280,8 @@ class EpisodeRunner:
         turn.token_ids = self.chat.split_prompt_ids(task.messages, trajectory.turns)
         turn.fresh_context = True
 
-    async def _observe(self, turn: Turn, results: list[ToolResult], budget: int) -> list[int]:
-        cut = self.config.truncate_observation
-        # Tokenising a long text takes milliseconds: it leaves the event loop to the other episodes.
-        if sum(len(result.text) for result in results) > 4096:
-            return await asyncio.to_thread(self.chat.observation_ids, turn, results, budget, cut)
-        return self.chat.observation_ids(turn, results, budget, cut)
-
-    async def _score(self, trajectory: Trajectory, task: Task) -> None:
+    async def score(self, trajectory: Trajectory, task: Task) -> None:
+        """Gives a finished trajectory the rewards of the run."""
         started = time.monotonic()
         await self.rewards.score(trajectory, task)
         trajectory.timings["reward_s"] = time.monotonic() - started

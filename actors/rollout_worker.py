@@ -2,8 +2,7 @@
 
 Invariants:
 - A worker pulls: it asks for a ticket when it has room for it, so workers join, leave and die in mid-run.
-- Whatever becomes of an episode is reported to the buffer; an episode that was lost with its engine comes back through the
-  ticket's lease.
+- A worker that is told to leave takes no more tickets, and holds none when its `run` ends.
 - Nothing blocking runs on the event loop; `stats()` tells how late the loop is.
 """
 
@@ -14,46 +13,60 @@ import contextlib
 import logging
 import os
 import time
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 
-from actors.engine import Engine, EngineDied
-from actors.episode import EpisodeRunner, Seat
-from actors.replay import Entry, Ticket
+from actors.engine import Engine
+from actors.engine_places import EnginePlace
+from actors.engine_setup import resolve_device, served_adapter
+from actors.guided_seats import GuidedSeats
+from actors.held_out import HeldOut, episode_runner
+from actors.monte_carlo import MonteCarlo
+from actors.node_groups import PlacementGroup
+from actors.node_groups import place as bundle
+from actors.parking import Slots
+from actors.processor_time import processor_times
+from actors.running_episodes import RunningEpisodes
 from actors.weights import Publication, WeightReceiver
+from actors.weights.driven_update import DrivenUpdate
 from actors.worker_setup import Setup
 from toolrl.config import RunConfig
-from toolrl.placement import gpu_fraction
-from toolrl.rewards import RewardPipeline
-from toolrl.tasks import AnswerChecker, Task
-from toolrl.trajectory import Outcome, Trajectory
-from toolrl.trajectory_codec import encode
+from toolrl.placement import gpu_fraction, gpus_of_a_node, takes_turns
+from toolrl.tasks import AnswerChecker
+from toolrl.weight_transport import transport_of
 
 log = logging.getLogger(__name__)
 
 HEARTBEATS_PER_LEASE = 6
 LOOP_PROBE_S = 0.1
 TICKET_WAIT_S = 1.0
-ENGINE_DIED = 70  # exit code of a worker without an engine
 
 
 class RolloutWorker:
     """The actor's body; `rollout_worker_actor` wraps it. Create, `start()`, then `run()` once."""
 
-    def __init__(self, name: str, config: RunConfig, model_dir: str, buffer: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: RunConfig,
+        model_dir: str,
+        buffer: Any,
+        references: Any = None,
+        places: PlacementGroup | None = None,
+    ) -> None:
         self.name = name
         self.config = config
         self.model_dir = model_dir
         self.buffer = buffer
-        self.running: dict[str, dict[int, asyncio.Task[None]]] = {}  # group id -> sample index -> episode
-        self.stopping = asyncio.Event()
+        self.references = references
+        self.places = places  # of an engine over several nodes
+        self.leaving = asyncio.Event()
         self.loop_lag_s = 0.0
-        self.finished_episodes = 0
-        self.sampled_tokens = 0
-        self.busy_s = 0.0
+        self._handed_back = asyncio.Event()
         self._stack = contextlib.AsyncExitStack()
+        self._beside: list[asyncio.Task[None]] = []  # what goes on beside the episodes
 
     async def start(self) -> dict[str, Any]:
         """Starts the engine, the interpreter pool and the verifier; returns what a person wants to know about them."""
@@ -62,6 +75,7 @@ class RolloutWorker:
         # First what a wrong setting or file can break; then the engine, which takes most of the time.
         setup = await asyncio.to_thread(Setup.of, config, self.model_dir)
         self.sandbox, self.tasks = setup.sandbox, setup.tasks
+        transport = transport_of(config, resolve_device("auto"))
         self.engine = await Engine.start(
             self.model_dir,
             config.engine,
@@ -69,24 +83,34 @@ class RolloutWorker:
             max_context_tokens=config.rollout.max_context_tokens,
             seed=config.seed,
             name=self.name,
+            sleepable=takes_turns(config),
+            adapter=served_adapter(config.model.lora),
+            places=self.places,
+            transport=transport,
         )
         self._stack.push_async_callback(self.engine.stop)
         self.receiver = WeightReceiver(self.engine)
+        self.driven = DrivenUpdate(self.receiver, prepares=transport == "gloo", deadline_s=config.weights.deadline_s)
         await self._stack.enter_async_context(self.sandbox)
+        self._stack.push_async_callback(setup.toolbox.close)
         checker = await self._stack.enter_async_context(AnswerChecker(config.tasks))
         for verifier in self.tasks.verifiers:  # a wrong import path is found now, not at the first answer
             await checker.load(verifier)
-        self.episodes = EpisodeRunner(
-            self.engine,
-            setup.chat,
-            setup.parser,
-            setup.toolbox,
-            RewardPipeline(config.rewards, checker),
-            config.rollout,
-            tokenizer=setup.tokenizer,
-            answer=config.tasks.answer,
+        self.episodes = episode_runner(self.engine, setup, checker, config)
+        self.held_out = HeldOut(self.engine, setup, self.episodes, checker, config, self.model_dir)
+        self.slots = Slots(config.rollout.concurrency, config.rollout.park_after_s)
+        self.running = RunningEpisodes(
+            self.name,
+            GuidedSeats(self.episodes, config.supervision, config.loop.group_size, self.references),
+            self.tasks,
+            self.buffer,
+            self.slots,
+            version=lambda: self.receiver.version,
+            max_staleness=config.buffer.max_staleness,
         )
-        self._background = [asyncio.create_task(self._measure_loop_lag())]
+        self.monte_carlo = MonteCarlo.of(config, self.episodes, self.tasks, self.buffer, checker)
+        self._stack.callback(self._end_work)  # before the engine goes
+        self._stack.callback(asyncio.create_task(self._measure_loop_lag()).cancel)
         return {
             "worker": self.name,
             "start_s": time.monotonic() - started,
@@ -97,74 +121,54 @@ class RolloutWorker:
     # The flow of tickets -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Pulls tickets and runs their episodes until `stop()`."""
-        heartbeat = asyncio.create_task(self._heartbeat())
+        """Pulls tickets and runs their episodes until `leave()` or `stop()`."""
+        self._beside.append(asyncio.create_task(self._heartbeat()))
+        if self.engine.nodes is not None:
+            self._beside.append(asyncio.create_task(self.engine.nodes.watch()))
+        if self.monte_carlo is not None:
+            self._beside.append(asyncio.create_task(self.monte_carlo.run(self.leaving)))
         try:
-            while not self.stopping.is_set():
-                if heartbeat.done():
-                    heartbeat.result()  # raises: without a heartbeat every ticket of this worker would be taken back
-                episodes = self._episodes()
-                if episodes and len(episodes) + self.config.loop.group_size > self.config.rollout.concurrency:
-                    await asyncio.wait(episodes, return_when=asyncio.FIRST_COMPLETED)
+            while not self.leaving.is_set():
+                for task in self._beside:
+                    if task.done():
+                        task.result()  # raises: without a heartbeat every ticket of this worker would be taken back
+                if not await self.slots.room(self.config.loop.group_size, timeout_s=TICKET_WAIT_S):
                     continue
                 ticket = await self.buffer.wait_for_ticket.remote(
                     self.name, engine_version=self.receiver.version, timeout_s=TICKET_WAIT_S
                 )
-                if ticket is not None:
-                    self._begin(ticket)
+                if ticket is not None and self.leaving.is_set():
+                    await self.buffer.return_ticket.remote(self.name, ticket.group_id)
+                elif ticket is not None:
+                    self.running.begin(ticket)
+            await self._handed_back.wait()  # heartbeats go on until then
         finally:
-            heartbeat.cancel()
-            self._cancel(list(self.running))
+            self._end_work()
 
-    def _episodes(self) -> list[asyncio.Task[None]]:
-        return [episode for group in self.running.values() for episode in group.values()]
+    async def leave(self, grace_s: float) -> int:
+        """Takes no more tickets and hands every episode back at its last turn boundary; `run` then ends.
 
-    def _begin(self, ticket: Ticket) -> None:
-        task = self.tasks.task(ticket.task_index)
-        group = self.running.setdefault(ticket.group_id, {})
-        for sample_index in ticket.samples_missing:
-            seat = Seat(ticket.group_id, sample_index, ticket.seeds[sample_index])
-            group[sample_index] = asyncio.create_task(self._episode(task, seat))
-            group[sample_index].add_done_callback(partial(self._forget, seat))
+        Args:
+            grace_s: turns that are under way have so long to come to their end, or are dropped.
 
-    def _forget(self, seat: Seat, _: asyncio.Task[None]) -> None:
-        group = self.running.get(seat.group_id, {})
-        group.pop(seat.sample_index, None)
-        if not group:
-            self.running.pop(seat.group_id, None)
+        Returns:
+            How many episodes go on elsewhere.
+        """
+        self.leaving.set()
+        handed_back = await self.running.hand_back(grace_s)
+        self._handed_back.set()
+        return handed_back
 
-    def _cancel(self, group_ids: list[str]) -> None:
-        for group_id in group_ids:
-            for episode in self.running.get(group_id, {}).values():
-                episode.cancel()
-
-    async def _episode(self, task: Task, seat: Seat) -> None:
-        try:
-            trajectory = await self.episodes.run(task, seat, on_turn=self._save_progress)
-            entry = self._entry(trajectory)
-        except EngineDied:
-            log.exception("engine of worker %s died", self.name)
-            os._exit(ENGINE_DIED)  # the actor dies whole: its leases are released and its peers take over
-        except Exception as error:  # a fault of ours costs its own episode, never the run
-            log.exception("episode %s failed", seat.trajectory_id)
-            entry = self._entry(_failed(task, seat, error))
-        await self.buffer.put.remote(self.name, [entry])
-
-    def _entry(self, trajectory: Trajectory) -> Entry:
-        trajectory.metadata["worker"] = self.name
-        entry = Entry.of(trajectory)
-        self.finished_episodes += 1
-        self.sampled_tokens += sum(len(turn.token_ids) for turn in trajectory.policy_turns)
-        return entry
-
-    async def _save_progress(self, trajectory: Trajectory) -> None:
-        # Not awaited: an episode does not wait for the buffer's disk; a later write of the same episode replaces this one.
-        self.buffer.put_progress.remote(self.name, [Entry.of(trajectory)])
+    def _end_work(self) -> None:
+        """Episodes and continuations end where they are."""
+        for task in self._beside:
+            task.cancel()
+        self.running.cancel(self.running.group_ids)
 
     async def _heartbeat(self) -> None:
         while True:
             # Groups that went to somebody else meanwhile are not worth another token.
-            self._cancel(await self.buffer.heartbeat.remote(self.name, list(self.running)))
+            self.running.cancel(await self.buffer.heartbeat.remote(self.name, self.running.group_ids))
             await asyncio.sleep(self.config.rollout.lease_s / HEARTBEATS_PER_LEASE)
 
     async def _measure_loop_lag(self) -> None:
@@ -180,27 +184,41 @@ class RolloutWorker:
         """Applies published weights in the middle of whatever runs; returns version, checksums and timings."""
         return await self.receiver.apply(publication)
 
-    async def evaluate(self, indices: list[int], samples: int, temperature: float) -> list[bytes]:
-        """Plays held-out tasks `indices`, `samples` times each; returns encoded trajectories."""
-        held_out = await asyncio.to_thread(self.tasks.held_out)
-        gate = asyncio.Semaphore(self.config.rollout.concurrency)
+    async def weight_step(self, name: str, argument: Any = None) -> dict[str, float] | None:
+        """One step of an update that the learner drives; see `DrivenUpdate`."""
+        return await self.driven.step(name, argument)
 
-        async def one(index: int, sample: int) -> bytes:
-            async with gate:
-                seat = Seat(f"eval-{index}", sample, seed=index * samples + sample)
-                return encode(await self.episodes.run(held_out[index], seat, temperature=temperature))
+    async def sleep(self) -> None:
+        """The engine gives its memory up; episodes wait."""
+        await self.engine.sleep(self.config.engine.sleep_level)
 
-        return list(await asyncio.gather(*(one(i, s) for i in indices for s in range(samples))))
+    async def wake_weights(self) -> None:
+        """Makes room for weights."""
+        await self.engine.wake_weights()
+
+    async def wake_cache(self) -> None:
+        """Episodes go on."""
+        await self.engine.wake_cache()
+
+    async def evaluate(
+        self, indices: list[int], samples: int, temperature: float, settings: RunConfig | None = None
+    ) -> list[bytes]:
+        """Plays held-out tasks; see `HeldOut.play`."""
+        return await self.held_out.play(indices, samples, temperature, settings)
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges of this worker."""
         return {
             "worker": self.name,
             "version": self.receiver.version,
-            "running": len(self._episodes()),
-            "finished_episodes": self.finished_episodes,
-            "sampled_tokens": self.sampled_tokens,
+            "running": self.slots.held,
+            "parked": self.slots.parked,
+            "waiting": self.slots.waiting,
+            "asleep": self.engine.is_asleep,
+            **vars(self.running.counts),
+            **({} if self.monte_carlo is None else vars(self.monte_carlo.counts)),
             "loop_lag_s": self.loop_lag_s,
+            **await asyncio.to_thread(processor_times),
             "sandbox": vars(self.sandbox.stats()),
         }
 
@@ -213,33 +231,33 @@ class RolloutWorker:
 
     async def stop(self) -> None:
         """Ends every episode and closes engine, interpreters and verifier; leaves no process behind."""
-        self.stopping.set()
-        self._cancel(list(self.running))
-        for task in self._background:
-            task.cancel()
+        self.leaving.set()
+        self._handed_back.set()
         await self._stack.aclose()
 
 
-def _failed(task: Task, seat: Seat, error: Exception) -> Trajectory:
-    return Trajectory(
-        id=seat.trajectory_id,
-        group_id=seat.group_id,
-        task_id=task.id,
-        sample_index=seat.sample_index,
-        prompt_ids=[],
-        outcome=Outcome.INFRA_ERROR,
-        metadata={"family": task.family, "infra_error": f"{type(error).__name__}: {error}"[:500]},
-    )
-
-
-def start_rollout_worker(name: str, config: RunConfig, model_dir: str, buffer: Any, *, on_gpu: bool) -> Any:
-    """Creates the Ray actor; the caller awaits its `start`."""
+def start_rollout_worker(
+    name: str,
+    config: RunConfig,
+    model_dir: str,
+    buffer: Any,
+    references: Any,
+    *,
+    on_gpu: bool,
+    resources: Mapping[str, float],
+    place: EnginePlace | None = None,
+) -> Any:
+    """Creates the Ray actor; the caller awaits its `start`. `resources`: of the nodes that it belongs on. `place`: see
+    `actors.engine_places`."""
     threads = str(config.engine.cpu_threads)
     actor = ray.remote(RolloutWorker).options(
         name=f"{config.name}/{name}",
         num_cpus=config.engine.cpu_threads if not on_gpu else 1,
-        num_gpus=config.engine.tensor_parallel * gpu_fraction(config) if on_gpu else 0,
+        num_gpus=gpus_of_a_node(config.engine) * gpu_fraction(config) if on_gpu else 0,
+        resources=dict(resources) if place is None or place.whole else {},
+        scheduling_strategy="DEFAULT" if place is None else bundle(place.group, place.index),
         max_concurrency=1024,
         runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}},
     )
-    return actor.remote(name, config, model_dir, buffer)
+    places = place.group if place is not None and place.whole else None
+    return actor.remote(name, config, model_dir, buffer, references, places)

@@ -16,6 +16,7 @@ from sandbox import SandboxConfig, SandboxPool
 from toolrl import tasks, toolcalls
 from toolrl.config import RunConfig
 from toolrl.conversation import ChatFormat
+from toolrl.monitors.control_tokens import ControlTokens
 from toolrl.tasks import TaskSource
 from toolrl.toolcalls import Parser
 from toolrl.tools import Toolbox
@@ -33,8 +34,11 @@ class Setup:
     tasks: TaskSource
 
     @classmethod
-    def of(cls, config: RunConfig, model_dir: str | Path) -> Setup:
+    def of(cls, config: RunConfig, model_dir: str | Path, sandbox: SandboxPool | SandboxHosts | None = None) -> Setup:
         """Makes them; reads the tokenizer and the tasks, which takes seconds.
+
+        Args:
+            sandbox: one that is there already, in the place of a new one.
 
         Raises:
             UserError: a file, a name, an option or a chat template that cannot work; says what to change.
@@ -42,7 +46,7 @@ class Setup:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=config.model.trust_remote_code)
-        sandbox = interpreter(config)
+        sandbox = interpreter(config) if sandbox is None else sandbox
         toolbox = Toolbox.build(config.tools, interpreter=sandbox, seed=config.seed)
         parser = toolcalls.get(config.rollout.parser, external=partial(_vllm_parser, tokenizer, toolbox.schemas))
         chat = ChatFormat(
@@ -54,6 +58,12 @@ class Setup:
             parser=parser,
         )
         return cls(tokenizer, sandbox, toolbox, parser, chat, tasks.build(config.tasks, config.seed))
+
+
+def control_tokens(config: RunConfig, model_dir: str | Path) -> ControlTokens:
+    """The tokens that steer the run's model, for who watches them."""
+    setup = Setup.of(config, model_dir)
+    return ControlTokens.of(setup.tokenizer, setup.chat, setup.parser)
 
 
 @functools.lru_cache(maxsize=4)

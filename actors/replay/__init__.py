@@ -6,10 +6,12 @@ docs/data.md.
 
 from actors.replay.policies import sampling_policies
 from actors.replay.records import Batch, BatchGroup, Entry, LeaseLost, PutStatus, ReplaySettings, Ticket
-from actors.replay.report import read_ledger, read_trajectories
+from actors.replay.report import TrainedStep, read_ledger, read_trained, read_trajectories
+from actors.replay.rewards import AwaitedReward, RewardAnswer, RewardStatus
 from actors.replay.store import ReplayStore
 
 __all__ = [
+    "AwaitedReward",
     "Batch",
     "BatchGroup",
     "Entry",
@@ -17,8 +19,12 @@ __all__ = [
     "PutStatus",
     "ReplaySettings",
     "ReplayStore",
+    "RewardAnswer",
+    "RewardStatus",
     "Ticket",
+    "TrainedStep",
     "read_ledger",
+    "read_trained",
     "read_trajectories",
     "sampling_policies",
 ]

@@ -2,7 +2,7 @@
 
 - The store is used by one thread of its own, so a disk that is slow for a moment never holds up the actor's event loop.
 - The actor is restarted without limit and goes on from its file; calls that were under way are repeated, and every call
-  may be repeated without harm: a second `put` is a duplicate, a second `ack` is False, `wait_for_batch` with the same
+  may be repeated without harm: a second `put` or reward is a duplicate, a second `ack` is False, `wait_for_batch` with the same
   `request` gives the same batch, and a ticket whose answer got lost comes back because no heartbeat names it.
 - It lives on the node that starts it, where its file is, and outlives the handles that point to it: end it with `stop`.
 """
@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.replay.policies import sampling_policies
 from actors.replay.records import Batch, Entry, PutStatus, ReplaySettings, Ticket
+from actors.replay.rewards import AwaitedReward, RewardAnswer
 from actors.replay.store import ReplayStore
 from toolrl.ledger import Ledger
 from toolrl.trajectory import Trajectory
@@ -102,6 +103,22 @@ class ReplayBuffer:
     async def put_progress(self, worker: str, unfinished: Sequence[Trajectory | Entry]) -> int:
         return await self._read(self._store.put_progress, worker, unfinished)
 
+    # The reward workers' side.
+
+    async def wait_for_unrewarded(
+        self, name: str, *, limit: int = 16, claim_s: float = 60.0, timeout_s: float = 10.0
+    ) -> list[AwaitedReward]:
+        """Trajectories that wait for the reward `name`, as soon as there are some; none after the timeout: ask again."""
+        found = await self._wait(
+            lambda: self._store.claim_unrewarded(name, limit=limit, claim_s=claim_s) or None,
+            time.monotonic() + timeout_s,
+        )
+        return found or []
+
+    async def deliver_reward(self, trajectory_id: str, name: str, value: Any) -> RewardAnswer:
+        """See `ReplayStore.deliver_reward`."""
+        return await self._write(self._store.deliver_reward, trajectory_id, name, value)
+
     # The learner's side.
 
     async def wait_for_batch(
@@ -116,6 +133,8 @@ class ReplayBuffer:
     ) -> Batch | None:
         """A batch as soon as there is one, or None after the timeout (`waiting_for` then says for whom it waited).
 
+        None comes at once where no batch will ever come because the tasks have no spread (`no_spread` then says so).
+
         Args:
             patience_s: after so long, what is ready must do: old groups are waited for no more, and groups go on
                 without their missing samples. None: only when the timeout has passed, as the last try.
@@ -124,12 +143,17 @@ class ReplayBuffer:
         start = time.monotonic()
         patient_until = start + min(timeout_s, timeout_s if patience_s is None else patience_s)
 
-        def attempt(patient: bool) -> Batch | None:
-            return self._store.lease_batch(learner, n_groups, learner_version, patient=patient, request=request)
+        hopeless = False
 
-        batch = await self._wait(lambda: attempt(True), patient_until)
-        if batch is None:
-            batch = await self._wait(lambda: attempt(False), start + timeout_s)
+        def attempt(patient: bool) -> Batch | None:
+            nonlocal hopeless
+            batch = self._store.lease_batch(learner, n_groups, learner_version, patient=patient, request=request)
+            hopeless = batch is None and self._store.no_spread() is not None
+            return batch
+
+        batch = await self._wait(lambda: attempt(True), patient_until, lambda: hopeless)
+        if batch is None and not hopeless:
+            batch = await self._wait(lambda: attempt(False), start + timeout_s, lambda: hopeless)
         return batch
 
     async def lease_batch(
@@ -145,12 +169,18 @@ class ReplayBuffer:
     async def ack(self, batch_id: int, step: int, version: int) -> bool:
         return await self._write(self._store.ack, batch_id, step, version)
 
+    async def reject(self, batch_id: int, reason: str) -> bool:
+        return await self._write(self._store.reject, batch_id, reason)
+
     async def nack(self, batch_id: int) -> bool:
         return await self._write(self._store.nack, batch_id)
 
     async def set_version(self, version: int) -> None:
         self._publications += 1
         await self._write(self._store.set_version, version)
+
+    async def admit(self, is_open: bool) -> None:
+        await self._write(self._store.admit, is_open)
 
     async def rollback_to(self, step: int, version: int) -> dict[str, int]:
         self._publications += 1
@@ -172,6 +202,9 @@ class ReplayBuffer:
 
     async def waiting_for(self) -> str:
         return await self._read(self._store.waiting_for)
+
+    async def no_spread(self) -> str | None:
+        return await self._read(self._store.no_spread)
 
     async def trained_task_indices(self) -> list[int]:
         return await self._read(self._store.trained_task_indices)

@@ -1,7 +1,7 @@
 """The learner's side: leasing batches of complete groups, and what becomes of them.
 
 Invariants:
-- A group is in at most one live batch, and is trained by exactly one acknowledgement.
+- A group is in at most one live batch, and is trained by exactly one acknowledgement, or dropped with its batch.
 - No batch holds a token older than `max_staleness` versions: what is too old goes back to the queue under its task
   index.
 - An acknowledgement that comes after the lease ran out counts if all of the batch is still untouched, else it raises
@@ -10,8 +10,11 @@ Invariants:
 
 from __future__ import annotations
 
+import sqlite3
+
+from actors.replay import rewards
 from actors.replay.database import Transaction
-from actors.replay.groups import drop_sample, settle, try_again
+from actors.replay.groups import begin_count_anew, drop_group, drop_sample, settle, try_again
 from actors.replay.policies import Candidate, Demand, sampling_policies
 from actors.replay.records import Batch, BatchGroup, LeaseLost, group_name
 
@@ -38,6 +41,7 @@ def lease(
         (learner, request, tx.now, tx.now + tx.settings.learner_lease_s, len(chosen)),
     )
     batch = int(done.lastrowid or 0)
+    begin_count_anew(tx)
     for group in chosen:
         tx.db.execute("UPDATE groups SET state = 'leased', batch = ? WHERE task = ?", (batch, group.task_index))
         _move_samples(tx, group.task_index, "ready", "leased")
@@ -45,10 +49,11 @@ def lease(
 
 
 def reissue_stale(tx: Transaction, learner_version: int) -> None:
-    """Sends ready samples with tokens beyond the bound back to be generated anew."""
+    """Sends finished samples with tokens beyond the bound back to be generated anew."""
     rows = tx.db.execute(
         "SELECT s.task, s.sample FROM groups g JOIN samples s ON s.task = g.task"
-        " WHERE g.state = 'ready' AND s.state = 'ready' AND s.oldest_version < ?",
+        " WHERE g.state IN ('ready', 'unrewarded') AND s.state IN ('ready', 'arrived', 'unrewarded')"
+        " AND s.oldest_version < ?",
         (learner_version - tx.settings.max_staleness,),
     ).fetchall()
     for row in rows:
@@ -61,7 +66,7 @@ def reissue_stale(tx: Transaction, learner_version: int) -> None:
 def close_late_groups(tx: Transaction, n_groups: int) -> None:
     """Lets unfinished groups go on without their missing samples, oldest first, until n groups are ready."""
     late = tx.db.execute(
-        "SELECT task FROM groups g WHERE state IN ('waiting', 'generating') AND ? <="
+        "SELECT task FROM groups g WHERE state IN ('waiting', 'generating', 'unrewarded') AND ? <="
         " (SELECT count(*) FROM samples s WHERE s.task = g.task AND s.state = 'arrived') ORDER BY task",
         (tx.settings.min_members,),
     ).fetchall()
@@ -70,16 +75,21 @@ def close_late_groups(tx: Transaction, n_groups: int) -> None:
         if ready >= n_groups:
             return
         missing = tx.db.execute(
-            "SELECT sample FROM samples WHERE task = ? AND state IN ('waiting', 'running')", (row["task"],)
+            "SELECT sample, state FROM samples WHERE task = ? AND state IN ('waiting', 'running', 'unrewarded')",
+            (row["task"],),
         ).fetchall()
         for sample in missing:
-            drop_sample(tx, row["task"], sample["sample"], "late")
+            if sample["state"] == "unrewarded":
+                rewards.give_up(tx, row["task"], sample["sample"])
+            else:
+                drop_sample(tx, row["task"], sample["sample"], "late")
         settle(tx, row["task"])
 
 
 def _choose(tx: Transaction, demand: Demand) -> list[Candidate] | None:
     policy = sampling_policies.get(tx.settings.sampling)
-    return policy(_candidates(tx, "('ready')"), _candidates(tx, "('waiting', 'generating')"), demand)
+    unfinished = _candidates(tx, "('waiting', 'generating', 'unrewarded')")
+    return policy(_candidates(tx, "('ready')"), unfinished, demand)
 
 
 def _candidates(tx: Transaction, states: str) -> list[Candidate]:
@@ -115,21 +125,10 @@ def ack(tx: Transaction, batch: int, step: int, version: int) -> bool:
     Raises:
         LeaseLost: the lease ran out and something else became of one of its groups.
     """
-    row = tx.db.execute("SELECT * FROM batches WHERE batch = ?", (batch,)).fetchone()
-    if row is None:
-        raise LeaseLost(f"batch {batch} was never leased")
+    row = _row(tx, batch)
     if row["state"] == "acked":
         return False
-    held = "leased" if row["state"] == "leased" else "ready"
-    tasks = [
-        group["task"]
-        for group in tx.db.execute("SELECT task FROM groups WHERE batch = ? AND state = ?", (batch, held)).fetchall()
-    ]
-    if len(tasks) != row["groups"]:
-        raise LeaseLost(
-            f"batch {batch} of {row['learner']} was taken back and {row['groups'] - len(tasks)} of its {row['groups']}"
-            " groups went elsewhere; discard the step, or raise buffer.learner_lease_s above the length of a step"
-        )
+    held, tasks = _untouched(tx, row)
     for task in tasks:
         tx.db.execute(
             "UPDATE groups SET state = 'trained', trained_step = ?, trained_version = ? WHERE task = ?",
@@ -141,8 +140,46 @@ def ack(tx: Transaction, batch: int, step: int, version: int) -> bool:
     return True
 
 
+def reject(tx: Transaction, batch: int, reason: str) -> bool:
+    """Drops a batch's groups for good instead of training them; new tasks take their place. Returns False when they were
+    dropped already.
+
+    Raises:
+        LeaseLost: the lease ran out and something else became of one of its groups, or it was trained.
+    """
+    row = _row(tx, batch)
+    if row["state"] == "rejected":
+        return False
+    _, tasks = _untouched(tx, row)
+    for task in tasks:
+        drop_group(tx, task, reason)
+    tx.db.execute("UPDATE batches SET state = 'rejected' WHERE batch = ?", (batch,))
+    return True
+
+
+def _row(tx: Transaction, batch: int) -> sqlite3.Row:
+    row: sqlite3.Row | None = tx.db.execute("SELECT * FROM batches WHERE batch = ?", (batch,)).fetchone()
+    if row is None:
+        raise LeaseLost(f"batch {batch} was never leased")
+    return row
+
+
+def _untouched(tx: Transaction, row: sqlite3.Row) -> tuple[str, list[int]]:
+    """The state of the batch's groups and their tasks. Raises LeaseLost unless nothing became of any of them."""
+    held = "leased" if row["state"] == "leased" else "ready"
+    found = tx.db.execute("SELECT task FROM groups WHERE batch = ? AND state = ?", (row["batch"], held)).fetchall()
+    if len(found) != row["groups"]:
+        raise LeaseLost(
+            f"batch {row['batch']} of {row['learner']} was taken back and {row['groups'] - len(found)} of its"
+            f" {row['groups']} groups went elsewhere; discard the step, or raise buffer.learner_lease_s above the length"
+            " of a step"
+        )
+    return held, [group["task"] for group in found]
+
+
 def prune(tx: Transaction, step: int) -> None:
     """Frees the payloads of groups trained long ago; their rows stay, for the account."""
+    rewards.forget(tx)
     done, until = tx.meta("pruned_to_step"), step - tx.settings.keep_trained_steps
     if until > done:
         tx.db.execute(

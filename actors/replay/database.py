@@ -17,10 +17,11 @@ from pathlib import Path
 
 from actors.replay.records import ReplaySettings
 
-FORMAT = 1
+FORMAT = 2
 
-# groups.state: waiting, generating, ready, leased, trained, dropped.
-# samples.state: waiting, running, arrived, ready, leased, trained, dropped:REASON.
+# groups.state: waiting, generating, unrewarded, ready, leased, trained, dropped.
+# samples.state: waiting, running, unrewarded, arrived, ready, leased, trained, dropped:REASON.
+# awaited_rewards.state: awaited, delivered, closed.
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
@@ -49,6 +50,14 @@ CREATE TABLE payloads (
     oldest_version INTEGER, newest_version INTEGER,
     PRIMARY KEY (task, sample)
 );
+CREATE TABLE awaited_rewards (
+    trajectory TEXT NOT NULL, name TEXT NOT NULL,
+    task INTEGER NOT NULL, sample INTEGER NOT NULL,
+    state TEXT NOT NULL, until REAL NOT NULL, claimed_until REAL NOT NULL DEFAULT 0,
+    PRIMARY KEY (trajectory, name)
+) WITHOUT ROWID;
+CREATE INDEX awaited_rewards_by_sample ON awaited_rewards (task, sample);
+CREATE INDEX awaited_rewards_by_state ON awaited_rewards (state, until);
 CREATE TABLE batches (
     batch INTEGER PRIMARY KEY AUTOINCREMENT,
     learner TEXT NOT NULL, request TEXT, state TEXT NOT NULL, leased_at REAL NOT NULL, lease_until REAL NOT NULL,
@@ -100,6 +109,7 @@ def create(db: sqlite3.Connection, settings: ReplaySettings) -> None:
     """Makes the tables unless they exist; all or nothing, so that a kill in the middle leaves an empty file."""
     (found,) = db.execute("PRAGMA user_version").fetchone()
     if found == FORMAT:
+        db.execute("INSERT OR IGNORE INTO meta VALUES ('closed', 0)")  # files from before there was one
         return
     first = settings.first_task_index
     rows = "".join(
@@ -111,6 +121,7 @@ def create(db: sqlite3.Connection, settings: ReplaySettings) -> None:
             ("issued", 0),
             ("ready_clock", 0),
             ("pruned_to_step", -1),
+            ("closed", 0),
         )
     )
     db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} {rows} PRAGMA user_version={FORMAT}; COMMIT;")

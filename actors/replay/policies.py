@@ -33,8 +33,11 @@ class Demand:
     patient: bool = True
 
     def last_chance(self, candidate: Candidate) -> bool:
-        """Whether the candidate is too old for the batch after this one."""
-        return self.learner_version + 1 - candidate.oldest_version > self.max_staleness
+        """Whether the candidate is young enough for this batch and too old for the one after it.
+
+        What is too old already has no chance to lose: it is generated anew, and nobody waits for that.
+        """
+        return self.learner_version - candidate.oldest_version == self.max_staleness
 
 
 Policy = Callable[[Sequence[Candidate], Sequence[Candidate], Demand], list[Candidate] | None]

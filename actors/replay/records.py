@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from toolrl.config import RunConfig
+from toolrl.config_model_rewards import credits_turns
+from toolrl.reward_records import awaited_rewards, reward_id
+from toolrl.rewards.group_rewards import GroupRewards
 from toolrl.trajectory import Outcome, Trajectory
 from toolrl.trajectory_codec import decode, encode
 
@@ -36,17 +39,22 @@ class ReplaySettings:
     max_staleness: int = 1
     sampling: str = "fifo"
     drop_uniform_groups: bool = True
+    group_rewards: GroupRewards | None = None  # by which a group can teach although its recorded rewards are equal
+    turn_credit: bool = False  # so it can when single turns earned differently, whatever that adds up to
+    max_refills: int = 10  # batches of groups without spread since the last batch, beyond which nothing is issued
     max_attempts: int = 4
     worker_lease_s: float = 60.0
     learner_lease_s: float = 600.0
     ticket_deadline_s: float | None = None  # no heartbeat holds a ticket for longer
+    reward_deadline_s: float = 300.0  # a finished trajectory waits so long for late rewards
+    bootstrap_rewards: bool = False  # it does not: what has not come when it is trained is the critic's to judge
     keep_trained_steps: int = 40  # payloads of older steps are pruned; a rollback to before them generates anew
     seed: int = 0
     first_task_index: int = 0  # for a new file only
 
     def __post_init__(self) -> None:
-        positive = ("group_size", "batch_groups", "max_attempts", "worker_lease_s", "learner_lease_s")
-        for name in positive:
+        sizes = ("group_size", "batch_groups", "max_refills", "max_attempts")
+        for name in (*sizes, "worker_lease_s", "learner_lease_s", "reward_deadline_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"replay buffer: {name} is {getattr(self, name)}; it must be positive")
         if self.max_staleness < 0:
@@ -64,6 +72,11 @@ class ReplaySettings:
         """The admission bound: more would be generated only to be thrown away."""
         return (self.max_staleness + 1) * self.batch_groups
 
+    @property
+    def max_fruitless_groups(self) -> int:
+        """Groups without spread between two batches, beyond which the tasks teach nothing and no more are issued."""
+        return self.max_refills * self.batch_groups
+
     @classmethod
     def of(cls, config: RunConfig) -> ReplaySettings:
         """The settings that a run's config implies."""
@@ -74,10 +87,15 @@ class ReplaySettings:
             max_staleness=config.buffer.max_staleness,
             sampling=config.buffer.sampling,
             drop_uniform_groups=config.buffer.drop_uniform_groups,
+            group_rewards=GroupRewards.of(config.rewards),
+            turn_credit=credits_turns(config),
+            max_refills=config.buffer.max_refills,
             max_attempts=config.buffer.max_attempts,
             worker_lease_s=config.rollout.lease_s,
             learner_lease_s=config.buffer.learner_lease_s,
             ticket_deadline_s=config.loop.batch_deadline_s / 2,
+            reward_deadline_s=config.rewards.late.deadline_s,
+            bootstrap_rewards=config.rewards.late.bootstrap,
             keep_trained_steps=max(1, config.loop.checkpoint_every_steps) * max(1, config.loop.keep_checkpoints),
             seed=config.seed,
         )
@@ -126,6 +144,8 @@ class Entry:
     oldest_version: int | None
     newest_version: int | None
     payload: bytes
+    reward_id: str = ""  # under which late rewards are delivered
+    awaited: tuple[str, ...] = ()  # names of rewards that are still to come
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Entry:
@@ -136,15 +156,17 @@ class Entry:
                 f"trajectory {trajectory.id}: reward {trajectory.reward} from {trajectory.rewards}; "
                 "a reward that is not a number is to be delivered as outcome reward_missing"
             )
-        versions = [version for turn in trajectory.policy_turns for version in turn.weight_versions]
+        awaited = tuple(awaited_rewards(trajectory))
         return cls(
             group_id=trajectory.group_id,
             sample_index=trajectory.sample_index,
             outcome=trajectory.outcome,
             reward=trajectory.reward,
-            oldest_version=min(versions, default=None),
-            newest_version=max(versions, default=None),
+            oldest_version=trajectory.oldest_version,
+            newest_version=max(trajectory.versions, default=None),
             payload=encode(trajectory),
+            reward_id=reward_id(trajectory) if awaited else "",
+            awaited=awaited,
         )
 
 

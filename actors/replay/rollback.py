@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from actors.replay.batches import take_back
 from actors.replay.database import Transaction
-from actors.replay.groups import settle, try_again
+from actors.replay.groups import begin_count_anew, settle, try_again
 
 
 def rollback_to(tx: Transaction, step: int, version: int) -> dict[str, int]:
@@ -16,7 +16,7 @@ def rollback_to(tx: Transaction, step: int, version: int) -> dict[str, int]:
 
     Groups trained later become ready again; samples with tokens of later versions, beyond the staleness bound, or whose
     payload was pruned go back to the queue; leased batches and tickets return. Workers that were at work before are
-    fenced: what they deliver is ignored until they ask for a new ticket.
+    fenced: what they deliver is ignored until they ask for a new ticket. Admission is open.
 
     Returns:
         Counts: groups `untrained`, samples `reissued`.
@@ -25,8 +25,10 @@ def rollback_to(tx: Transaction, step: int, version: int) -> dict[str, int]:
     for row in tx.db.execute("SELECT batch FROM batches WHERE state = 'leased'").fetchall():
         take_back(tx, row["batch"])
     untrained = _untrain(tx, step)
+    begin_count_anew(tx)
     tx.db.execute("UPDATE groups SET batch = NULL WHERE state IN ('ready', 'waiting', 'generating')")
     tx.set_meta("version", version)
+    tx.set_meta("closed", 0)
     tx.set_meta("pruned_to_step", min(tx.meta("pruned_to_step"), step))
     tx.db.execute(
         "UPDATE groups SET min_version = min(min_version, ?) WHERE state NOT IN ('trained', 'dropped')", (version,)
@@ -34,7 +36,9 @@ def rollback_to(tx: Transaction, step: int, version: int) -> dict[str, int]:
     tx.db.execute("UPDATE samples SET state = 'waiting' WHERE state = 'running'")
     tx.db.execute("DELETE FROM payloads WHERE NOT finished AND newest_version > ?", (version,))
     gone = _reissue_unusable(tx, version)
-    for row in tx.db.execute("SELECT task FROM groups WHERE state IN ('waiting', 'generating', 'ready')").fetchall():
+    for row in tx.db.execute(
+        "SELECT task FROM groups WHERE state IN ('waiting', 'generating', 'unrewarded', 'ready')"
+    ).fetchall():
         settle(tx, row["task"])
     return {"untrained": untrained, "reissued": gone}
 
@@ -52,7 +56,7 @@ def _reissue_unusable(tx: Transaction, version: int) -> int:
     rows = tx.db.execute(
         "SELECT s.task, s.sample, s.newest_version > ? AS newer, s.oldest_version < ? AS older FROM samples s"
         " LEFT JOIN payloads p ON p.task = s.task AND p.sample = s.sample AND p.finished"
-        " WHERE s.state IN ('arrived', 'ready') AND (newer OR older OR p.data IS NULL)",
+        " WHERE s.state IN ('unrewarded', 'arrived', 'ready') AND (newer OR older OR p.data IS NULL)",
         (version, version - tx.settings.max_staleness),
     ).fetchall()
     for row in rows:

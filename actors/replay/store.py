@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from actors.replay import batches, report, rollback, tickets
+from actors.replay import batches, report, rewards, rollback, tickets
 from actors.replay.database import Transaction, connect, create, transaction
 from actors.replay.policies import sampling_policies
 from actors.replay.records import (
@@ -24,6 +25,7 @@ from actors.replay.records import (
     group_name,
     task_index_of,
 )
+from actors.replay.rewards import AwaitedReward, RewardAnswer
 from toolrl.ledger import Ledger
 from toolrl.trajectory import Trajectory
 
@@ -57,6 +59,7 @@ class ReplayStore:
             "UPDATE batches SET lease_until = max(lease_until, ?) WHERE state = 'leased'",
             (tx.now + self.settings.learner_lease_s,),
         )
+        rewards.renew(tx)
 
     @contextmanager
     def _transaction(self) -> Iterator[Transaction]:
@@ -123,6 +126,23 @@ class ReplayStore:
         with self._transaction() as tx:
             return tickets.put_progress(tx, worker, entries)
 
+    # The reward workers' side.
+
+    def claim_unrewarded(self, name: str, *, limit: int = 16, claim_s: float = 60.0) -> list[AwaitedReward]:
+        """Trajectories that wait for the reward `name`; for `claim_s` nobody else is given them."""
+        with self._transaction() as tx:
+            return rewards.claim(tx, name, limit, claim_s)
+
+    def deliver_reward(self, trajectory_id: str, name: str, value: Any) -> RewardAnswer:
+        """A late reward: a number for the trajectory, or a list with one a policy turn. Never raises for a wrong one.
+
+        Args:
+            trajectory_id: `AwaitedReward.trajectory_id`, or `toolrl.rewards.reward_id` of the trajectory.
+            value: not weighted yet.
+        """
+        with self._transaction() as tx:
+            return rewards.take_in(tx, trajectory_id, name, value)
+
     # The learner's side.
 
     def lease_batch(
@@ -138,6 +158,7 @@ class ReplayStore:
         with self._transaction() as tx:
             batches.expire(tx)
             tickets.expire(tx)
+            rewards.expire(tx)
             return batches.lease(tx, learner, n_groups, learner_version, patient=patient, request=request)
 
     def heartbeat_batch(self, batch_id: int) -> bool:
@@ -156,6 +177,11 @@ class ReplayStore:
         """
         with self._transaction() as tx:
             return batches.ack(tx, batch_id, step, version)
+
+    def reject(self, batch_id: int, reason: str) -> bool:
+        """The batch is not to be trained, now or later. See `batches.reject`."""
+        with self._transaction() as tx:
+            return batches.reject(tx, batch_id, reason)
 
     def nack(self, batch_id: int) -> bool:
         """Gives a batch back untrained. False when it was not leased."""
@@ -176,14 +202,24 @@ class ReplayStore:
                 )
             tx.set_meta("version", version)
 
+    def admit(self, is_open: bool) -> None:
+        """Whether tickets are given out. What workers hold already they finish and deliver."""
+        with self._transaction() as tx:
+            tx.set_meta("closed", int(not is_open))
+
     def rollback_to(self, step: int, version: int) -> dict[str, int]:
         """Back to the checkpoint of `step` with weights `version`. See `rollback.rollback_to`."""
         with self._transaction() as tx:
             return rollback.rollback_to(tx, step, version)
 
     def expire(self) -> tuple[list[str], list[int]]:
-        """Takes back what silent workers and learners hold. Returns group ids and batch ids."""
+        """Takes back what silent workers and learners hold, and waits for late rewards no longer than their deadline.
+
+        Returns:
+            Group ids and batch ids that were taken back.
+        """
         with self._transaction() as tx:
+            rewards.expire(tx)
             return tickets.expire(tx), batches.expire(tx)
 
     # Reports.
@@ -204,6 +240,11 @@ class ReplayStore:
     def waiting_for(self) -> str:
         with self._transaction() as tx:
             return report.waiting_for(tx)
+
+    def no_spread(self) -> str | None:
+        """Why no batch will ever come: too many groups in a row without spread. None while there is hope."""
+        with self._transaction() as tx:
+            return report.no_spread(tx)
 
     def trained_task_indices(self) -> list[int]:
         with self._transaction() as tx:

@@ -4,6 +4,8 @@ Invariants:
 - A task index is issued once; the cursor moves in the transaction that makes the group.
 - Groups that are begun and not yet trained never exceed (max_staleness + 1) × batch_groups, and none is issued beyond
   that. A trained group counts until the version that it made is published: that makes staleness 0 strictly synchronous.
+- A group that is dropped makes room for a new task, so batches stay full; after `max_fruitless_groups` dropped for want of
+  spread since the last batch none is issued, so tasks that teach nothing do not cost for ever.
 - What is delivered counts once, whoever holds the lease by then: finished work is kept, the second copy is ignored and
   counted.
 """
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actors.replay import rewards
 from actors.replay.database import Transaction
-from actors.replay.groups import drop_sample, settle, try_again
+from actors.replay.groups import drop_sample, fruitless_since_batch, settle, try_again
 from actors.replay.records import Entry, PutStatus, Ticket, group_name, sample_seed, task_index_of
 from toolrl.trajectory import Outcome
 from toolrl.trajectory_codec import decode
@@ -22,7 +25,7 @@ from toolrl.trajectory_codec import decode
 def outstanding(tx: Transaction) -> int:
     """Groups that the admission bound counts."""
     (n,) = tx.db.execute(
-        "SELECT (SELECT count(*) FROM groups WHERE state IN ('waiting', 'generating', 'ready', 'leased'))"
+        "SELECT (SELECT count(*) FROM groups WHERE state IN ('waiting', 'generating', 'unrewarded', 'ready', 'leased'))"
         " + (SELECT count(*) FROM groups WHERE trained_version > ?)",
         (tx.meta("version"),),
     ).fetchone()
@@ -30,7 +33,9 @@ def outstanding(tx: Transaction) -> int:
 
 
 # A waiting group of which a part has arrived.
-_BEGUN = "EXISTS (SELECT 1 FROM samples WHERE samples.task = groups.task AND samples.state = 'arrived')"
+_BEGUN = (
+    "EXISTS (SELECT 1 FROM samples WHERE samples.task = groups.task AND samples.state IN ('unrewarded', 'arrived'))"
+)
 
 
 def _may_begin(tx: Transaction) -> bool:
@@ -41,7 +46,9 @@ def _may_begin(tx: Transaction) -> bool:
 
 
 def admissible(tx: Transaction) -> int:
-    """How many groups may be issued now, by the staleness bound and by the length of the run."""
+    """How many groups may be issued now, by the staleness bound, the length of the run, and the bound on refills."""
+    if sum(fruitless_since_batch(tx).values()) >= tx.settings.max_fruitless_groups:
+        return 0
     room = tx.settings.max_outstanding_groups - outstanding(tx)
     if tx.settings.total_groups is not None:
         useful = tx.meta("next_task") - tx.meta("first_task") - sum(tx.counters("dropped_groups").values())
@@ -67,13 +74,15 @@ def issue(tx: Transaction, n: int) -> list[int]:
 
 
 def lease(tx: Transaction, worker: str, engine_version: int | None) -> Ticket | None:
-    """The oldest waiting group, else a new one if one is admissible, else None.
+    """The oldest waiting group, else a new one if one is admissible, else None; None too while admission is closed.
 
     Args:
         engine_version: the weights that the worker's engine serves. A group that such weights would make stale is left
             to others. None: the worker sees to it that it serves `ticket.version` or newer.
     """
     see(tx, worker, unfence=True)
+    if tx.meta("closed"):
+        return None
     version = tx.meta("version")
     floor = version - tx.settings.max_staleness
     serves = version if engine_version is None else engine_version
@@ -182,7 +191,9 @@ def _put_one(tx: Transaction, worker: str, entry: Entry) -> PutStatus:
         return "closed" if state.startswith("dropped") else "duplicate"
     if not entry.outcome.trained and holder != worker:
         return "duplicate"  # a failure of somebody whose lease is over says nothing about the try that replaced it
-    tx.count("outcomes", entry.outcome.value)
+    unrewarded = entry.outcome.trained and rewards.begin(tx, task, entry)
+    if not unrewarded:
+        tx.count("outcomes", entry.outcome.value)
     if entry.outcome.reissued:
         keep = entry.outcome is Outcome.INFRA_ERROR
         again = try_again(tx, task, entry.sample_index, entry.outcome.value, keep_progress=keep)
@@ -191,9 +202,16 @@ def _put_one(tx: Transaction, worker: str, entry: Entry) -> PutStatus:
         drop_sample(tx, task, entry.sample_index, entry.outcome.value)
         return "dropped"
     tx.db.execute(
-        "UPDATE samples SET state = 'arrived', reward = ?, oldest_version = ?, newest_version = ?"
+        "UPDATE samples SET state = ?, reward = ?, oldest_version = ?, newest_version = ?"
         " WHERE task = ? AND sample = ?",
-        (entry.reward, entry.oldest_version, entry.newest_version, task, entry.sample_index),
+        (
+            "unrewarded" if unrewarded else "arrived",
+            entry.reward,
+            entry.oldest_version,
+            entry.newest_version,
+            task,
+            entry.sample_index,
+        ),
     )
     _keep(tx, task, entry, finished=True)
     return "accepted"

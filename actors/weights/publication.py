@@ -1,4 +1,4 @@
-"""One version of the weights as bytes: flat buckets, and for every tensor its place and its checksum.
+"""One version of the weights, as it travels: where every tensor lies, and its checksum.
 
 Invariants:
 - A tensor's bytes lie in one bucket, contiguous, at an offset that is a multiple of `ALIGNMENT`; the same source gives
@@ -9,20 +9,15 @@ Invariants:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 
 ALIGNMENT = 64
-BUCKET_BYTES = 256 << 20
-
-
-class EmptyPublication(ValueError):
-    """A weight source yielded no tensor, or one name twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +44,34 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class Publication:
-    """A version of the weights, as it travels from the learner to the engines.
-
-    `buckets` holds Ray object references (or, inside one process, arrays of bytes), in order.
-    """
+    """A version of the weights in the learner's memory: what engines are told of it. The bytes stay where they are."""
 
     version: int
     tensors: tuple[TensorRecord, ...]
-    buckets: tuple[Any, ...]
+    node: str = ""  # Ray's id of the host where they lie; empty: without Ray
+    head: str = ""  # of the slot, see `actors.weights.shared_memory`
+    paths: tuple[str, ...] = ()  # its buckets, in order
+    stamp: bytes = b""
+    adapter: Mapping[str, Any] | None = None  # peft's settings of the adapter that the tensors are; None: all weights
+    merged_nbytes: int = 0  # of all weights; 0: not counted
+    gather_s: float = 0.0  # the learner's ranks, making whole tensors
+    write_s: float = 0.0  # its first rank, writing them
+    in_memory: bool = True  # False: engines have got it over a group, and it lies nowhere
+    nbytes_sent: int = 0  # over the group
 
     @functools.cached_property
     def nbytes(self) -> int:
-        return sum(record.nbytes for record in self.tensors)
+        return self.nbytes_sent or sum(record.nbytes for record in self.tensors)
+
+    @property
+    def share(self) -> float:
+        """Bytes to those of all weights."""
+        return self.nbytes / self.merged_nbytes if self.merged_nbytes else 1.0
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Used bytes of each bucket."""
+        return bucket_sizes(self.tensors)
 
     @functools.cached_property
     def checksum(self) -> str:
@@ -70,94 +81,45 @@ class Publication:
         return xxhash.xxh3_128_hexdigest("\n".join(f"{r.name} {r.checksum}" for r in self.tensors).encode())
 
 
+def bucket_sizes(tensors: Sequence[TensorRecord]) -> tuple[int, ...]:
+    """Bytes that the records take of each bucket."""
+    sizes = [0] * (1 + max((record.bucket for record in tensors), default=-1))
+    for record in tensors:
+        sizes[record.bucket] = max(sizes[record.bucket], record.offset + record.nbytes)
+    return tuple(sizes)
+
+
+class Checksum:
+    """Of one tensor, in pieces. Guards against damage and mix-ups, not against forgery."""
+
+    def __init__(self, name: str, dtype: str, shape: Iterable[int]) -> None:
+        self._digest = xxhash.xxh3_128(f"{name}|{dtype}|{','.join(map(str, shape))}|".encode())
+
+    def update(self, content: np.ndarray) -> None:
+        self._digest.update(content)  # type: ignore[arg-type]
+
+    def hex(self) -> str:
+        return self._digest.hexdigest()
+
+
 def checksum_of(name: str, dtype: str, shape: Iterable[int], content: np.ndarray) -> str:
-    """Of one tensor. Guards against damage and mix-ups, not against forgery."""
-    digest = xxhash.xxh3_128(f"{name}|{dtype}|{','.join(map(str, shape))}|".encode())
-    digest.update(content)  # type: ignore[arg-type]
-    return digest.hexdigest()
+    """Of one tensor, at once."""
+    checksum = Checksum(name, dtype, shape)
+    checksum.update(content)
+    return checksum.hex()
 
 
-def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """[nbytes] uint8, on the CPU; a view where the tensor already lies there contiguously."""
-    content: np.ndarray = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
-    return content
+def this_node() -> str:
+    """Ray's id of the host that this process runs on; empty without Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return ""
+    return str(ray.get_runtime_context().get_node_id())
 
 
-def pack(
-    source: Iterable[tuple[str, torch.Tensor]],
-    *,
-    dtype: torch.dtype | None = None,
-    checksum: bool = True,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> Iterator[tuple[np.ndarray, list[TensorRecord]]]:
-    """Buckets one after the other, each with its records, so that no more than one is held besides the source's own
-    tensors.
-
-    `dtype` converts floating-point tensors to what the engines compute in. A tensor larger than a bucket gets one of
-    its own.
-
-    Raises:
-        EmptyPublication: see the class.
-    """
-    seen: set[str] = set()
-    waiting: list[tuple[str, torch.Tensor]] = []
-    size = index = 0
-    for name, tensor in source:
-        if name in seen:
-            raise EmptyPublication(f"the weight source yielded {name} twice")
-        seen.add(name)
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(dtype)
-        room = _aligned(tensor.numel() * tensor.element_size())
-        if waiting and size + room > bucket_bytes:
-            yield _fill(waiting, size, index, checksum)
-            waiting, size, index = [], 0, index + 1
-        waiting.append((name, tensor))
-        size += room
-    if not seen:
-        raise EmptyPublication("the weight source yielded no tensor")
-    yield _fill(waiting, size, index, checksum)
-
-
-def _fill(
-    tensors: list[tuple[str, torch.Tensor]], size: int, index: int, checksum: bool
-) -> tuple[np.ndarray, list[TensorRecord]]:
-    bucket = np.empty(size, dtype=np.uint8)
-    records, offset = [], 0
-    for name, tensor in tensors:
-        content = tensor_bytes(tensor)
-        place = bucket[offset : offset + content.nbytes]
-        place[:] = content
-        kind, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-        digest = checksum_of(name, kind, shape, place) if checksum else ""
-        records.append(TensorRecord(name, kind, shape, index, offset, content.nbytes, digest))
-        offset += _aligned(content.nbytes)
-    return bucket, records
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def publish(
-    source: Iterable[tuple[str, torch.Tensor]],
-    version: int,
-    *,
-    dtype: torch.dtype | None = None,
-    checksum: bool = True,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> Publication:
-    """Puts the weights into Ray's object store, once for all engines. Call it in the learner rank that holds them
-    whole.
-
-    With sharded weights every rank must run through its own `source` (gathering is collective); the others just
-    exhaust it.
-    """
-    import ray
-
-    tensors: list[TensorRecord] = []
-    buckets = []
-    for bucket, records in pack(source, dtype=dtype, checksum=checksum, bucket_bytes=bucket_bytes):
-        buckets.append(ray.put(bucket))
-        tensors.extend(records)
-    return Publication(version, tuple(tensors), tuple(buckets))
+def this_host() -> str:
+    """The address at which other hosts of the cluster reach this one; loopback without Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return "127.0.0.1"
+    return str(ray.util.get_node_ip_address())

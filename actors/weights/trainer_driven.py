@@ -1,174 +1,198 @@
-"""Weights over vLLM's own GPU transports, `nccl` and `ipc`: the learner's ranks send, vLLM's trainer engine drives.
+"""The learner's end of `nccl`, `ipc` and `gloo`: every rank gathers, rank 0 sends and drives the workers.
 
 Invariants:
-- An engine is not paused for ever: a trainer that falls silent between two steps is given up.
-- The control plane goes to every engine with a deadline; an error names the engine. After one, all engines are
-  cancelled: they answer no request until a later publication is complete.
-- In the NCCL group the sending rank is 0 and the engines follow, each with its tensor-parallel ranks in a row.
+- All ranks come to the end of the source together, whatever fails: a rank that stopped in the middle would leave the others in
+  a collective for ever.
+- A group holds the engines that it was formed with. Before a publication to others it is formed anew; after a failure too.
+- A publication ends by its deadline with a report; that engines failed is no error of the learner.
 
-A group is formed once; when an engine joins, leaves or fails it is formed anew (`connect`).
+vLLM's engines do the transfer of `nccl` and `ipc` as they are.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from actors.engine import Engine
-from actors.weights.channel import WeightsBehind
+import torch
+
+from actors.weights.engine_client import EngineClient
+
+log = logging.getLogger(__name__)
+
+Driven = Literal["nccl", "ipc", "gloo"]
 
 
-class DrivenUpdate:
-    """The engine's side of such an update, step by step; one per engine, in its worker."""
+@dataclass
+class Sent:
+    """What became of one publication through a group."""
 
-    def __init__(self, engine: Engine, *, deadline_s: float = 120.0) -> None:
-        self.engine = engine
-        self.deadline_s = deadline_s  # a trainer that is silent for so long in the middle is given up
-        self._pause: AsyncExitStack | None = None
-        self._giving_up: asyncio.Task[None] | None = None
-
-    async def step(self, name: str, argument: Any = None) -> None:
-        """`connect` takes the group's settings, `update` a payload, `finish` the version, `cancel` the reason.
-
-        Generation is paused from `start` to `finish` or `cancel`.
-        """
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-        if name == "connect":
-            await self.engine.connect_trainer(argument)
-        elif name == "start":
-            pause = AsyncExitStack()
-            await pause.enter_async_context(self.engine.paused())
-            self._pause = pause
-            await self.engine.begin_update()
-        elif name == "update":
-            await self.engine.transfer(argument)
-        elif name == "finish":
-            await self.engine.finish_update(int(argument))
-            await self._resume()
-        elif name == "cancel":
-            await self._cancel(str(argument))
-        else:
-            raise ValueError(f"engine {self.engine.name}: {name!r} is no step of a weight update")
-        if self._pause is not None:
-            self._giving_up = asyncio.create_task(self._give_up())
-
-    async def _give_up(self) -> None:
-        await asyncio.sleep(self.deadline_s)
-        self._giving_up = None
-        await self._cancel(f"their trainer was silent for {self.deadline_s:g} s in the middle of an update")
-
-    async def _cancel(self, why: str) -> None:
-        if self._pause is not None:
-            try:
-                await self.engine.abandon_update(why)
-            finally:
-                await self._resume()
-
-    async def _resume(self) -> None:
-        pause, self._pause = self._pause, None
-        if pause is not None:
-            await pause.aclose()
+    version: int
+    nbytes: int = 0
+    applied: dict[str, dict[str, float]] = field(default_factory=dict)  # engine -> what its update took
+    left_out: dict[str, str] = field(default_factory=dict)  # engine -> why it was not waited for
+    failed: dict[str, str] = field(default_factory=dict)  # engine -> why
+    broke: str = ""  # why the group did not bring it to all of its engines
+    connect_s: float = 0.0
+    gather_s: float = 0.0
+    send_s: float = 0.0  # from the first step to the last, without `gather_s`
 
 
-class EngineClient:
-    """vLLM's `VLLMWeightSyncClient` over rollout workers, whose method `weight_step` calls `DrivenUpdate.step`."""
+class Gathering:
+    """A weight source that knows how long its tensors took to gather, and whether it was run through."""
 
-    def __init__(self, workers: Mapping[str, Any], *, ranks_per_engine: int, deadline_s: float) -> None:
-        self.workers = dict(workers)
-        self.ranks_per_engine = ranks_per_engine
-        self.deadline_s = deadline_s
-        self.version = 0  # of the publication under way: vLLM's trainers call `finish_weight_update` without one
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._under_way: Iterator[tuple[str, torch.Tensor]] | None = None
+        self._done = False
+        self.gather_s = 0.0
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._all("connect", places_in_group(init_info, list(self.workers), self.ranks_per_engine))
+    def begin(self) -> None:
+        """A publication begins: the source is to be run through once."""
+        self._under_way, self._done, self.gather_s = None, False, 0.0
 
-    def start_weight_update(self) -> None:
-        self._all("start", None)
+    def metadata(self) -> list[Any]:
+        found: list[Any] = self._source.metadata()
+        return found
 
-    def update_weights(self, update_info: Any) -> None:
-        self._all("update", update_info)
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self._under_way = iter(self._source)
+        while True:
+            started = time.monotonic()
+            item = next(self._under_way, None)
+            self.gather_s += time.monotonic() - started
+            if item is None:
+                break
+            yield item
+        self._done = True
 
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._all("finish", int(weight_version) if weight_version is not None else self.version)
-
-    def cancel(self, why: str) -> None:
-        """Lets every engine that waits for the rest of an update go, without weights. Waits for none of them."""
-        for worker in self.workers.values():
-            worker.weight_step.remote("cancel", why)
-
-    def _all(self, step: str, arguments: Any) -> None:
-        """One step on every engine. `arguments` is one for all, or for `connect` one by name."""
-        import ray
-        from ray.exceptions import RayError
-
-        refs = {
-            worker.weight_step.remote(step, arguments[name] if step == "connect" else arguments): name
-            for name, worker in self.workers.items()
-        }
-        done, late = ray.wait(list(refs), num_returns=len(refs), timeout=self.deadline_s)
-        failures = {refs[ref]: f"no answer in {self.deadline_s:g} s" for ref in late}
-        for ref in done:
-            try:
-                ray.get(ref)
-            except RayError as error:
-                failures[refs[ref]] = str(getattr(error, "cause", error))
-        if failures:
-            reasons = "; ".join(f"{name}: {why}" for name, why in sorted(failures.items()))
-            raise WeightsBehind(f"weights {self.version}: step {step!r} failed on {reasons}")
-
-
-def places_in_group(init_info: Mapping[str, Any], names: list[str], ranks_per_engine: int) -> dict[str, dict[str, Any]]:
-    """`init_info` for each engine by name, with `rank_offset`, where the transport has one, at the engine's first rank."""
-    if "rank_offset" not in init_info:
-        return {name: dict(init_info) for name in names}
-    first = init_info["rank_offset"]
-    return {name: {**init_info, "rank_offset": first + index * ranks_per_engine} for index, name in enumerate(names)}
+    def run_through(self) -> None:
+        """To the end, from where it stands; from the start if nobody began."""
+        if not self._done:
+            for _ in self._under_way if self._under_way is not None else iter(self._source):
+                pass
+            self._done = True
 
 
 class TrainerDrivenWeights:
-    """The learner's side, on every rank; `publish` is collective. Rank 0 sends and drives the workers."""
+    """One on every rank. `publish` is collective."""
 
-    def __init__(self, trainer: Any, client: EngineClient) -> None:
-        self._trainer = trainer
-        self._client = client
-
-    @classmethod
-    def connect(
-        cls,
-        transport: Literal["nccl", "ipc"],
+    def __init__(
+        self,
+        transport: Driven,
         source: Any,
-        client: EngineClient,
         *,
         rank: int,
-        master_address: str = "",
-        master_port: int = 0,
-    ) -> TrainerDrivenWeights:
-        """Forms the group: `nccl` at an address and free port of rank 0's host, `ipc` on a GPU that both share."""
+        address: str,
+        bucket_bytes: int,
+        checksum: bool = True,
+        deadline_s: float = 120.0,
+    ) -> None:
+        """`source`: the ranks' weights, `learner.weight_source.WeightSource`; `address`: of this host, where a group meets."""
+        self.transport, self.rank, self.address = transport, rank, address
+        self.bucket_bytes, self.checksum, self.deadline_s = bucket_bytes, checksum, deadline_s
+        self._source = Gathering(source)
+        self._client = EngineClient({}, ranks_per_engine=1, tolerant=transport == "ipc")
+        self._trainer: Any = None
+        self._members: list[str] = []
+
+    def publish(self, version: int, workers: Mapping[str, Any], *, ranks_per_engine: int) -> Sent:
+        """Sends the source's weights to the workers' engines.
+
+        Args:
+            workers: on rank 0, handles whose `weight_step` is `DrivenUpdate.step`, by name; elsewhere nothing.
+        """
+        sent, client = Sent(version), self._client
+        self._source.begin()
+        client.workers, client.ranks_per_engine = dict(workers), ranks_per_engine
+        client.begin(version, self.deadline_s)
+        watch = threading.Timer(self.deadline_s, self._abort)
+        watch.daemon = True
+        started = time.monotonic()
+        try:
+            if self.rank == 0:
+                sent.left_out = client.leave_out_the_silent()
+                watch.start()
+            self._connect(sent)
+            started = time.monotonic()
+            if self._trainer is not None:
+                self._trainer.send_weights()
+            if client.failures:
+                raise RuntimeError("; ".join(f"{name}: {why}" for name, why in sorted(client.failures.items())))
+            sent.applied = {name: client.reports[name] for name in client.workers} if self._trainer is not None else {}
+        except Exception as error:
+            sent.broke, sent.failed = f"{type(error).__name__}: {error}", dict(client.failures)
+            log.warning("weights %d did not reach all engines over %s: %s", version, self.transport, sent.broke)
+            client.cancel(f"weights {version} were not sent whole: {error}")
+            self._disconnect()
+        finally:
+            watch.cancel()
+            self._source.run_through()
+        sent.gather_s = self._source.gather_s
+        sent.send_s = max(0.0, time.monotonic() - started - sent.gather_s)
+        sent.nbytes = sum(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self._source.metadata())
+        return sent
+
+    def _connect(self, sent: Sent) -> None:
+        """A group of the client's workers, if this one is not it; none without workers, but for `ipc`, all of whose ranks
+        take part in every update."""
+        members = list(self._client.workers)
+        if self._trainer is not None and members == self._members:
+            return
+        self._disconnect()
+        if self.transport != "ipc" and (self.rank or not members):
+            return
+        started = time.monotonic()
+        self._trainer, self._members = self._formed(), members
+        sent.connect_s = time.monotonic() - started
+        self._client.on_failure = self._abort
+
+    def _formed(self) -> Any:
+        if self.transport == "gloo":
+            from actors.weights.gloo_sender import GlooSender, GlooSettings
+
+            return GlooSender.form(
+                self._client, self._source, GlooSettings(self.address, self.bucket_bytes, self.checksum)
+            )
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-        if transport == "nccl":
+        return WeightTransferTrainerFactory.trainer_init(self._init_info(), client=self._client, source=self._source)
+
+    def _init_info(self) -> Any:
+        if self.transport == "nccl":
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-            size = 1 + len(client.workers) * client.ranks_per_engine
-            info: Any = NCCLTrainerInitInfo(master_address, master_port, size, rank=rank)
-        else:
-            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+            size = 1 + len(self._client.workers) * self._client.ranks_per_engine
+            port = free_port(self.address)
+            return NCCLTrainerInitInfo(
+                self.address, port, size, rank=self.rank, packed_buffer_size_bytes=self.bucket_bytes
+            )
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            info = IPCTrainerInitInfo(packed=True, rank=rank)
-        return cls(WeightTransferTrainerFactory.trainer_init(info, client=client, source=source), client)
+        largest = max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self._source.metadata())
+        return IPCTrainerInitInfo(packed=True, rank=self.rank, packed_buffer_size_bytes=max(self.bucket_bytes, largest))
 
-    def publish(self, version: int) -> None:
-        """Sends the source's weights to every engine.
+    def _abort(self) -> None:
+        """From another thread, when an engine failed or the time is over: what waits for the group fails."""
+        trainer = self._trainer
+        if trainer is not None and self.transport == "nccl":
+            trainer.shutdown()
 
-        Raises:
-            WeightsBehind: an engine failed or was late; none answers requests until a later publication is complete.
-        """
-        self._client.version = version
-        try:
-            self._trainer.send_weights()
-        except BaseException as error:
-            self._client.cancel(f"weights {version} were not sent whole: {error}")
-            raise
+    def _disconnect(self) -> None:
+        trainer, self._trainer = self._trainer, None
+        self._members = []
+        self._client.on_failure = None
+        if trainer is not None:
+            trainer.shutdown()
+
+
+def free_port(address: str) -> int:
+    """Of this host, at this address."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

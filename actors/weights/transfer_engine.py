@@ -1,18 +1,23 @@
 """vLLM's side of the shared-memory transport: runs in the process that holds the model, on CPUs and on GPUs.
 
+An update has two steps: `prepare`, while the model generates, and `apply`, in the pause. When a process of the engine could
+not prepare, all are told to `refuse`.
+
 Invariants:
-- Nothing of the model is touched before every tensor was found to be expected and every byte to be what the learner
-  sent; what fails there is refused (`WeightsRefused` in the message) and the old weights stay.
-- Weights are loaded through vLLM's layerwise reload: CPU kernels keep them packed, and the originals are gone. After
-  it every kernel works with the new weights, the head that is tied to the embedding too.
+- `prepare` runs in a thread of its own and touches nothing of the model: every tensor is found to be expected, every byte to
+  be what the learner sent, and on CPUs the next weights are made ready (`actors.weights.twin`). What fails there is
+  refused (`WeightsRefused` in the message) and the old weights stay.
+- After `apply` every kernel works with the new weights, the head that is tied to the embedding too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import collections
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -21,16 +26,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from actors.engine_errors import REFUSED
-from actors.weights.publication import TensorRecord, checksum_of
-from actors.weights.shared_memory import mapped
+from actors.engine_answers import BAD, GOOD, answer
+from actors.weights.half_loaded import forget_half_loaded
+from actors.weights.publication import TensorRecord, bucket_sizes
+from actors.weights.shared_memory import identity, mapped
+from actors.weights.twin import Twin, has_twin, pack_heads
+from actors.weights.verification import Refused, check_names, expected_shapes, verified_tensors
 
-
-class Refused(ValueError):
-    """Travels to the worker's process as text; see `actors.engine_errors.WeightsRefused`."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"{REFUSED}: {why}")
+MAPPED_SETS = 3  # a writer's two slots, and one to spare
 
 
 @dataclass
@@ -40,11 +43,17 @@ class SharedMemoryInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A whole publication: the staged files and what lies in them (`TensorRecord`'s fields, in order)."""
+    """`prepare` brings the publication: its buckets and what lies in them (`TensorRecord`'s fields, in order)."""
 
+    step: Literal["prepare", "apply", "refuse"]
     version: int
-    paths: list[str]
-    tensors: list[list[Any]]
+    paths: list[str] = field(default_factory=list)
+    tensors: list[list[Any]] = field(default_factory=list)
+    answer: list[Any] = field(default_factory=list)  # where to say that the step is done (`actors.engine_answers`)
+    why: str = ""  # of `refuse`
+    # Of an engine over several nodes: paths and where to say so on the second, the third node, …; the first has those above.
+    elsewhere_paths: list[list[str]] = field(default_factory=list)
+    elsewhere_answers: list[list[Any]] = field(default_factory=list)
 
 
 class SharedMemoryTransferEngine(WeightTransferEngine):  # type: ignore[misc]
@@ -53,104 +62,116 @@ class SharedMemoryTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     init_info_cls = SharedMemoryInitInfo
     update_info_cls = SharedMemoryUpdateInfo
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._ready: Future[None] | None = None
+        self._tensors: dict[str, torch.Tensor] = {}  # views into the writer's memory
+        self._mappings: collections.OrderedDict[tuple[Any, ...], list[torch.Tensor]] = collections.OrderedDict()
+        self._twin: Twin | None = None
+        self._expected = expected_shapes(self.model_config.model)
+
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
         pass
 
     def start_weight_update(self) -> None:
-        """Nothing yet: the model is opened for reloading when the bytes are verified."""
+        """Nothing yet: the model is not touched before the bytes are verified."""
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        if update_info.step == "prepare":
+            update_info = self._of_this_node(update_info)
+            self._ready = self._thread.submit(self._prepare, update_info)
+        elif self._ready is None:
+            raise Refused("there is nothing to apply")
+        else:
+            ready, self._ready = self._ready, None
+            ready.result()
+            if update_info.step == "refuse":
+                raise Refused(
+                    update_info.why
+                    or f"another process of the engine did not take version {update_info.version}; its output says why"
+                )
+            self._apply(update_info.version)
 
-        records = [TensorRecord.from_fields(fields) for fields in update_info.tensors]
-        check_names(records, expected_shapes(self.model_config.model), tied=_tied(self.model_config))
-        buckets = [mapped(path) for path in update_info.paths]
-        check_bytes(records, buckets)
-        wanted = {name for name, _ in self.model.named_parameters()}
-        initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(tensors(records, buckets))
-        missing = sorted(wanted - loaded) if loaded is not None and self.model_config.quantization is None else []
-        if missing:
-            raise RuntimeError(f"version {update_info.version} left {', '.join(missing[:5])} without new weights")
+    def _of_this_node(self, info: SharedMemoryUpdateInfo) -> SharedMemoryUpdateInfo:
+        further = self.vllm_config.parallel_config.node_rank - 1
+        if further < 0:
+            return info
+        paths = info.elsewhere_paths[further] if info.elsewhere_paths else info.paths
+        return replace(info, paths=paths, answer=info.elsewhere_answers[further] if info.elsewhere_answers else [])
+
+    def _prepare(self, info: SharedMemoryUpdateInfo) -> None:
+        verdict = BAD
+        try:
+            records = [TensorRecord.from_fields(fields) for fields in info.tensors]
+            check_names(records, self._expected, tied=_tied(self.model_config))
+            arriving = self._arriving(info, records)
+            twin, self._twin = self._twin, None  # one that fails in the middle is not used again
+            if twin is None and has_twin(self.model, self.vllm_config):
+                twin = Twin(self.model)
+            if twin is None:
+                self._tensors = dict(arriving)
+            elif isinstance(arriving, dict):
+                self._check_loaded(twin.load(arriving, self.model_config), info.version)
+            else:
+                self._check_loaded(twin.stream(arriving, self.model_config), info.version)
+            self._twin, verdict = twin, GOOD
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"version {info.version} could not be prepared: {type(error).__name__}: {error}") from error
+        finally:
+            if info.answer:
+                answer(info.answer, verdict)
+
+    def _arriving(
+        self, info: SharedMemoryUpdateInfo, records: list[TensorRecord]
+    ) -> dict[str, torch.Tensor] | Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, each verified before it is given: all at once, or one after the other as they come."""
+        return dict(verified_tensors(records, self._mapped(info.paths, bucket_sizes(records))))
+
+    def _apply(self, version: int) -> None:
+        if self._twin is not None:
+            self._twin.exchange()
+            return
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        try:
+            initialize_layerwise_reload(self.model)
+            self._check_loaded(self.model.load_weights(self._tensors.items()), version)
+        except BaseException:
+            forget_half_loaded(self.model, self.model_config)
+            raise
+        finalize_layerwise_reload(self.model, self.model_config)
+        pack_heads(self.model)
+        self._tensors = {}
+
+    def _check_loaded(self, loaded: set[str] | None, version: int) -> None:
+        if loaded is None or self.model_config.quantization is not None:
+            return
+        if missing := sorted({name for name, _ in self.model.named_parameters()} - loaded):
+            raise RuntimeError(f"version {version} left {', '.join(missing[:5])} without new weights")
+
+    def _mapped(self, paths: Sequence[str], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """[bytes] uint8 each. Mapping costs more than copying, so the mappings of the writer's slots are kept."""
+        if len(paths) < len(sizes):
+            raise Refused(f"the publication has {len(paths)} buckets and tensors in {len(sizes)}")
+        key = tuple((path, identity(path), size) for path, size in zip(paths, sizes, strict=False))
+        buckets = self._mappings.pop(key, None)
+        if buckets is None:
+            with warnings.catch_warnings():  # torch says that it cannot forbid writing; the kernel does
+                warnings.filterwarnings("ignore", message=".*not writable")
+                buckets = [torch.from_numpy(mapped(path, size)) for path, _, size in key]
+        self._mappings[key] = buckets
+        while len(self._mappings) > MAPPED_SETS:
+            self._mappings.popitem(last=False)
+        return buckets
 
     def finish_weight_update(self) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        finalize_layerwise_reload(self.model, self.model_config)
-        repack_tied_heads(self.model)
+        """Nothing left: `apply` is whole."""
 
     def shutdown(self) -> None:
-        pass
-
-
-def repack_tied_heads(model: torch.nn.Module) -> None:
-    """Makes an output head that shares the embedding's weight pack it anew.
-
-    CPU kernels multiply with a packed copy. A checkpoint has no tensor for a tied head, so vLLM's reload takes it for not
-    reloaded and keeps its old copy: the model would go on with the old head.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    embedded = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
-    }
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead) and id(module.weight) in embedded:
-            module.quant_method.process_weights_after_loading(module)
-
-
-def expected_shapes(model_dir: str) -> dict[str, tuple[int, ...]] | None:
-    """{name: shape} of the checkpoint that the engine started from; None where that is no safetensors folder."""
-    from safetensors import safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(model_dir).glob("*.safetensors")):
-        with safe_open(file, framework="pt") as content:
-            shapes.update({name: tuple(content.get_slice(name).get_shape()) for name in content.keys()})  # noqa: SIM118
-    return shapes or None
-
-
-def check_names(records: list[TensorRecord], expected: Mapping[str, tuple[int, ...]] | None, *, tied: bool) -> None:
-    """Refuses a publication that is not exactly the model: what is missing would silently stay old."""
-    if expected is None:
-        return
-    optional = {"lm_head.weight"} if tied else set()
-    given = {record.name: record.shape for record in records}
-    for what, names in (
-        ("lacks", expected.keys() - given.keys() - optional),
-        ("has unknown", given.keys() - expected.keys() - optional),
-    ):
-        if names:
-            some = ", ".join(sorted(names)[:5])
-            raise Refused(f"the publication {what} {len(names)} tensors of the model folder's: {some}")
-    for name in given.keys() & expected.keys():
-        if given[name] != tuple(expected[name]):
-            raise Refused(f"{name} has shape {list(given[name])}, the model's is {list(expected[name])}")
-
-
-def check_bytes(records: list[TensorRecord], buckets: list[torch.Tensor]) -> None:
-    """Refuses bytes that are not those that the learner sent. Records without a checksum are taken as they are."""
-    for record in records:
-        if record.offset + record.nbytes > buckets[record.bucket].numel():
-            raise Refused(f"{record.name} reaches beyond the end of bucket {record.bucket}")
-        if not record.checksum:
-            continue
-        content = buckets[record.bucket][record.offset : record.offset + record.nbytes].numpy()
-        received = checksum_of(record.name, record.dtype, record.shape, content)
-        if received != record.checksum:
-            raise Refused(f"checksum of {record.name} is {received}, the learner's is {record.checksum}")
-
-
-def tensors(records: list[TensorRecord], buckets: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors as views into the buckets, in order."""
-    for record in records:
-        content = buckets[record.bucket][record.offset : record.offset + record.nbytes]
-        yield record.name, content.view(getattr(torch, record.dtype)).view(record.shape)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _tied(model_config: Any) -> bool:
