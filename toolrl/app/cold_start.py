@@ -20,10 +20,13 @@ from typing import Protocol
 from learner.schedule import learning_rate
 from learner.sequence import TrainSequence, sequences_from
 from toolrl import trajectory_parquet
-from toolrl.app.cold_start_traces import TraceMaker
+from toolrl.app.cold_start_dense import why_not_dense
+from toolrl.app.cold_start_traces import FIRST_TASK, TraceMaker
 from toolrl.app.run_folder import RunFolder
+from toolrl.app.step_solvers import check_families
 from toolrl.config import ColdStartConfig, RunConfig
 from toolrl.errors import UserError
+from toolrl.tasks import TaskSource
 from toolrl.trajectory import Trajectory
 
 TRACES = "traces.parquet"
@@ -101,35 +104,61 @@ async def write_traces(config: RunConfig, model_dir: Path, folder: Path) -> list
     """
     given = config.cold_start.traces_path
     if given is not None:
-        return await asyncio.to_thread(read_traces, Path(given))
+        traces = await asyncio.to_thread(read_traces, Path(given))
+        return _dense(traces, config.cold_start, given) if config.cold_start.dense else traces
     traces = await generate_traces(config, model_dir)
-    await asyncio.to_thread(_keep, folder, traces)
+    await asyncio.to_thread(keep_traces, folder, traces)
     return traces
 
 
-def _keep(folder: Path, traces: list[Trajectory]) -> None:
+def _dense(given: list[Trajectory], settings: ColdStartConfig, path: str) -> list[Trajectory]:
+    """The given traces in which enough calls ran, each with something new. Raises UserError without any."""
+    kept = [trace for trace in given if why_not_dense(trace, settings.min_calls) is None]
+    if not kept:
+        raise UserError(
+            f"cold_start.dense: none of the {len(given)} traces of {path} has cold_start.min_calls={settings.min_calls} calls "
+            "that ran and changed something; lower it, set cold_start.dense=false, or give others"
+        )
+    return kept
+
+
+def check_cold_start(config: RunConfig, source: TaskSource) -> None:
+    """Whether the dense traces that are asked for can be made of the run's tasks; nothing is run for it.
+
+    Raises:
+        NoSolver: names the task family of which they cannot, and what to do.
+    """
+    settings = config.cold_start
+    if settings.steps and settings.dense and settings.traces_path is None:
+        check_families(config, source, FIRST_TASK)
+
+
+def keep_traces(folder: Path, traces: list[Trajectory]) -> None:
+    """Writes them to `folder`/traces.parquet, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / (TRACES + ".partial")
     trajectory_parquet.write(partial, traces)
     partial.replace(folder / TRACES)
 
 
-async def generate_traces(config: RunConfig, model_dir: Path) -> list[Trajectory]:
-    """Runs the programs of `cold_start.traces` traces in the run's sandbox; see `cold_start_traces`."""
+async def generate_traces(config: RunConfig, model_dir: Path, first_task: int = FIRST_TASK) -> list[Trajectory]:
+    """Runs the programs of `cold_start.traces` traces in the run's sandbox, on its tasks from `first_task` on; see
+    `cold_start_traces`."""
     from actors.worker_setup import Setup
 
     setup = await asyncio.to_thread(Setup.of, config, model_dir)
     async with setup.sandbox as pool:
-        return await TraceMaker(config, setup.tokenizer, setup.chat, setup.parser, setup.tasks).make(pool)
+        return await TraceMaker(config, setup.tokenizer, setup.chat, setup.parser, setup.tasks).make(pool, first_task)
 
 
-def read_traces(path: Path) -> list[Trajectory]:
-    """Traces of a Parquet file: a cold start's, or trajectories that a run kept. Raises UserError without any."""
+def read_traces(path: Path, setting: str = "cold_start.traces_path") -> list[Trajectory]:
+    """Traces of a Parquet file: a cold start's, or trajectories that a run kept. Raises UserError without any, naming the
+    setting that asked for it."""
     if not path.is_file():
-        raise UserError(f"cold_start.traces_path: there is no file {path}; `toolrl cold-start` writes one")
+        raise UserError(f"{setting}: there is no file {path}; `toolrl cold-start` writes one")
     traces = [trace for trace in trajectory_parquet.read(path) if trace.outcome is not None and trace.outcome.trained]
     if not traces:
-        raise UserError(f"cold_start.traces_path: {path} holds no finished trajectory to learn from")
+        raise UserError(f"{setting}: {path} holds no finished trajectory to learn from")
     return traces
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from toolrl.app.cold_start_solvers import programs
+from toolrl.app.step_solvers import step_programs
 from toolrl.config import ColdStartConfig
 from toolrl.tasks import Task
 
@@ -35,10 +36,17 @@ class Plan:
 
 
 def plan(task: Task, config: ColdStartConfig, seed: int, index: int) -> Plan:
-    """The plan of trace `index`. Raises NoSolver for a task that no solver knows."""
+    """The plan of trace `index`.
+
+    Raises:
+        NoSolver: no solver knows the task; TooFewSteps where a dense one would have fewer calls than were asked for.
+    """
     draw = random.Random(f"{seed}/cold-start/{index}")
     calls = draw.randint(config.min_calls, max(config.min_calls, config.max_calls))
-    solution = programs(task.family, task.question, calls)
+    if config.dense:
+        solution = step_programs(task.family, task.question, calls, config.min_calls)
+    else:
+        solution = programs(task.family, task.question, calls)
     guess = draw.choice(_NUMBER.findall(task.question) or ["0"])
     share = draw.random()
     fails = draw.random() < config.retry_share

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-from toolrl.app.cold_start import ColdStartReport, cold_start
+from toolrl import tasks
+from toolrl.app.cold_start import ColdStartReport, check_cold_start, cold_start
 from toolrl.app.model_folder import prepare_model
 from toolrl.app.run_folder import RunFolder
 from toolrl.app.viewer.view import View
@@ -25,6 +26,7 @@ def run_cold_start(config: RunConfig) -> tuple[Path, ColdStartReport]:
     """
     if config.cold_start.steps < 1:
         raise UserError("cold_start.steps is 0: nothing would be trained; set it above 0, e.g. cold_start.steps=300")
+    check_cold_start(config, tasks.build(config.tasks, config.seed))
     prepare_model(config)  # first: a model that is not there leaves no run behind
     folder = RunFolder.create(config)
     with View(config, folder) as view:

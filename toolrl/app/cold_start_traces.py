@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from toolrl.answers import answer_of
+from toolrl.app.cold_start_dense import dense_traces
 from toolrl.app.cold_start_plan import Plan, plan
 from toolrl.config import RunConfig
 from toolrl.conversation import ChatFormat
@@ -41,32 +43,54 @@ class TraceMaker:
         self.parser = parser
         self.source = source
 
-    async def make(self, interpreter: Interpreter) -> list[Trajectory]:
-        """[cold_start.traces] traces, in the order of their index.
+    async def make(self, interpreter: Interpreter, first_task: int = FIRST_TASK) -> list[Trajectory]:
+        """[cold_start.traces] traces, in the order of their index, of the source's tasks from `first_task` on. Dense ones
+        (`cold_start.dense`) pass over the tasks that give none.
 
         Raises:
             NoSolver: a task that no solver knows; found before any program runs.
+            UserError: too few dense traces are left of those that were made; says why.
             InfraError: the tool's own machinery died.
         """
         settings = self.config.cold_start
-        tasks = [self.source.task(FIRST_TASK + index) for index in range(settings.traces)]
+        if settings.dense:
+            return await dense_traces(self.config, self.source, functools.partial(self._waves, interpreter), first_task)
+        tasks = [self.source.task(first_task + index) for index in range(settings.traces)]
         plans = [plan(task, settings, self.config.seed, index) for index, task in enumerate(tasks)]
-        lanes = max(1, min(self.config.sandbox.min_sessions, settings.traces))  # as many as the pool keeps warm
+        return await self._waves(interpreter, tasks, plans, 0)
+
+    async def _waves(
+        self, interpreter: Interpreter, tasks: Sequence[Task], plans: Sequence[Plan], first_index: int
+    ) -> list[Trajectory]:
+        """Plays the plans on as many sessions as the pool keeps warm; traces are counted from `first_index` on."""
+        lanes = max(1, min(self.config.sandbox.min_sessions, len(tasks)))
+        numbers = range(first_index, first_index + len(tasks))
         async with asyncio.TaskGroup() as group:
             work = [
-                group.create_task(self._lane(lane, interpreter, tasks[lane::lanes], plans[lane::lanes], lanes))
+                group.create_task(
+                    self._lane(lane, interpreter, tasks[lane::lanes], plans[lane::lanes], numbers[lane::lanes])
+                )
                 for lane in range(lanes)
             ]
         made = [trace for lane in work for trace in lane.result()]
         return sorted(made, key=lambda trace: trace.sample_index)
 
     async def _lane(
-        self, lane: int, interpreter: Interpreter, tasks: Sequence[Task], plans: Sequence[Plan], lanes: int
+        self,
+        lane: int,
+        interpreter: Interpreter,
+        tasks: Sequence[Task],
+        plans: Sequence[Plan],
+        numbers: Sequence[int],
     ) -> list[Trajectory]:
         """One interpreter session plays its traces one after the other; see the solvers' third invariant."""
         working, failing = (
             Toolbox.build(
-                [dataclasses.replace(tool, failure_rate=rate) for tool in self.config.tools],
+                # A trace is written with its results at hand, whatever the run's policy has to wait for.
+                [
+                    dataclasses.replace(tool, failure_rate=rate, mode="await", deadline_s=None)
+                    for tool in self.config.tools
+                ],
                 interpreter=interpreter,
                 seed=self.config.seed,
             )
@@ -74,8 +98,8 @@ class TraceMaker:
         )
         made = []
         async with working.session(f"cold-start-{lane}") as tools, failing.session(f"cold-start-{lane}") as broken:
-            for number, (task, drawn) in enumerate(zip(tasks, plans, strict=True)):
-                made.append(await self._play(lane + number * lanes, task, drawn, tools, broken))
+            for number, task, drawn in zip(numbers, tasks, plans, strict=True):
+                made.append(await self._play(number, task, drawn, tools, broken))
         return made
 
     async def _play(
@@ -91,7 +115,7 @@ class TraceMaker:
         )
         answer = drawn.guess
         if drawn.kind == "malformed":
-            meant = self._written(call(drawn.programs[0], trace))
+            meant = self._written(self._planned(drawn.programs[0], trace))
             await self._say(trace, malformed(self.parser, meant, drawn.malformation), tools)
         if drawn.first_call_fails:
             await self._call(trace, drawn.programs[0], broken)
@@ -106,13 +130,19 @@ class TraceMaker:
         return trace
 
     async def _call(self, trace: Trajectory, program: str, tools: ToolboxSession) -> ToolResult:
-        planned = call(program, trace)
+        planned = self._planned(program, trace)
         token_ids = self.chat.assistant_ids("", [planned])
         results = await self._append(trace, token_ids, tools)
         if trace.policy_turns[-1].calls != [planned]:
             read = trace.policy_turns[-1]
             raise RuntimeError(f"parser {self.parser.name!r} reads {read.text!r} as {read.calls}, not as {planned}")
         return results[0]
+
+    def _planned(self, program: str, trace: Trajectory) -> ToolCall:
+        """The next call of `trace`, as the parser will number it, under the names that the policy knows."""
+        names = next((tool.rename for tool in self.config.tools if tool.name == PYTHON), {})
+        arguments = {names.get(f"{PYTHON}.code", "code"): program}
+        return ToolCall(f"call_{_calls_so_far(trace)}", names.get(PYTHON, PYTHON), arguments)
 
     def _written(self, planned: ToolCall) -> str:
         """The call as the chat template writes it, without the end token: vLLM's parsers only read."""
@@ -153,11 +183,6 @@ class TraceMaker:
 
 def _calls_so_far(trace: Trajectory) -> int:
     return sum(len(turn.calls) + len(turn.call_errors) for turn in trace.policy_turns)
-
-
-def call(program: str, trace: Trajectory) -> ToolCall:
-    """The next call of `trace`, as the parser will number it."""
-    return ToolCall(f"call_{_calls_so_far(trace)}", PYTHON, {"code": program})
 
 
 def malformed(parser: Parser, good: str, way: int) -> str:

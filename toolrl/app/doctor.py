@@ -140,15 +140,13 @@ def _shared_memory() -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
-        meaning = "weights and Ray's objects travel through it"
+        meaning = "Ray's objects travel through it"
         yield Finding("/dev/shm", "absent", "missing", meaning, "mount a tmpfs there", needed=True)
         return
     size, free = usage.total / 2**30, usage.free / 2**30
     found = f"{free:.1f} GiB free of {size:.1f}"
     remedy = "docker run --shm-size=2g, or mount -o remount,size=2G /dev/shm"
-    if free < 0.06:
-        yield Finding("/dev/shm", found, "missing", "weights do not fit", remedy, needed=True)
-    elif free < NEEDED_SHM_GIB:
+    if free < NEEDED_SHM_GIB:
         yield Finding("/dev/shm", found, "limited", "Ray keeps its objects on disk instead, which is slow", remedy)
     else:
         yield Finding("/dev/shm", found, "ok")

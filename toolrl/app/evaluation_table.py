@@ -14,10 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from toolrl.reward_records import is_right
 from toolrl.trajectory import Trajectory
-
-# Some verifiers give a little for the attempt; right is the full score.
-_RIGHT = 1.0 - 1e-6
 
 
 def evaluation_table(
@@ -62,9 +60,9 @@ class _Measure:
         by_task: dict[str, list[Trajectory]] = {}
         for trajectory in sorted(counted, key=lambda t: t.sample_index):
             by_task.setdefault(trajectory.task_id, []).append(trajectory)
-        right = {task: [self._right(t) for t in samples] for task, samples in by_task.items()}
+        right = {task: [is_right(t, self.outcome_weight) for t in samples] for task, samples in by_task.items()}
         calls = [sum(len(turn.calls) for turn in t.policy_turns) for t in counted]
-        results = Counter(result.status for t in counted for turn in t.turns for result in turn.results)
+        results = Counter(result.status for t in counted for of_turn in t.results_of_turns() for result in of_turn)
         return {
             "tasks": len(by_task),
             "samples": len(counted),
@@ -90,9 +88,6 @@ class _Measure:
         for k in ks:
             measured[f"pass@{k}"] = _mean([pass_at_k(len(s), sum(s), k) for s in right.values()])
         return measured
-
-    def _right(self, trajectory: Trajectory) -> bool:
-        return trajectory.rewards.get("outcome", 0.0) >= self.outcome_weight * _RIGHT
 
     def _valid(self, trajectory: Trajectory, number: int) -> bool:
         turn = trajectory.policy_turns[number]

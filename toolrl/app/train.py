@@ -4,53 +4,62 @@
                                              ▲                        │
                                              └──── version ◄──────────┘
 
-A step: lease a batch of whole groups, compute advantages, let the learner take its optimiser steps, acknowledge the batch,
+A step: lease a batch of whole groups, give the rewards that compare a group's samples or ask the learner, compute
+advantages (some from what the learner knows of the batch), let the learner take its optimiser steps, acknowledge the batch,
 publish the weights, tell the buffer the new version (which admits new tickets), write down what was seen, and every so often
-a checkpoint. Acknowledgement and checkpoint carry the step's number: a run that was killed between them trains that batch
-again from the checkpoint's weights (`rollback_to`), so nothing is lost and nothing counts twice.
+a checkpoint. Where engines and learner share a GPU they take turns (`toolrl.app.turns`), and engines get the new weights when
+they wake.
+Acknowledgement and checkpoint carry the step's number: a run that was killed between them trains that batch again from the
+checkpoint's weights (`rollback_to`), so nothing is lost and nothing counts twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actors.replay import Batch
 from actors.worker_setup import Setup, parser_alone
 from learner.sequence import sequences_from
-from toolrl.algorithms.groups import group_advantages
-from toolrl.app.cold_start import cold_start
-from toolrl.app.evaluation_table import evaluation_table
+from toolrl.algorithms.batch_advantages import batch_advantages
+from toolrl.app import ood, reference_sources, reflecting
+from toolrl.app.cold_start import check_cold_start
+from toolrl.app.control import taking_orders
+from toolrl.app.ending import Ending
+from toolrl.app.evidence import charge_kl, gather_evidence, with_targets
+from toolrl.app.guarding import Guarding
+from toolrl.app.live_orders import orders
+from toolrl.app.measured_rewards import MeasuredRewards
 from toolrl.app.model_folder import prepare_model, run_folder
 from toolrl.app.parts import Parts, start_parts
-from toolrl.app.run_folder import RunFolder
+from toolrl.app.progress import Progress, begin, engines_turn, publish_weights, restore
+from toolrl.app.run_folder import RunFolder, checkpoint_is_due
+from toolrl.app.supervising import supervise, with_engine_gaps, without_hints
 from toolrl.app.viewer.view import View
 from toolrl.config import RunConfig
 from toolrl.errors import RunError
 from toolrl.monitors import batch_metrics
+from toolrl.monitors.outcomes import StepOutcomes
+from toolrl.monitors.reward_work import continuation_metrics
 from toolrl.monitors.sandbox import sandbox_metrics
+from toolrl.rewards import GroupRewards, RewardPipeline
+from toolrl.tasks import AnswerChecker
 from toolrl.trajectory import Trajectory
 
 EXPIRE_EVERY_S = 2.0
 
 
-@dataclass
-class Progress:
-    """Where the run is."""
-
-    step: int = 0  # batches trained
-    version: int = 0  # of the learner's weights
-    batch_id: int | None = None  # the lease to keep alive
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-
-
 class BatchLate(RunError):
     """No batch came within `loop.batch_deadline_s`; the message says for whom it waited."""
+
+
+class NoSpread(RunError):
+    """Group after group had equal rewards (`buffer.max_refills`): there is nothing to learn from these tasks."""
 
 
 def train(config: RunConfig, *, resume: bool = False) -> Path:
@@ -67,6 +76,9 @@ def train(config: RunConfig, *, resume: bool = False) -> Path:
             check_first(config)
         folder = RunFolder.create(config)
         with View(config, folder) as view:
+            if resume and folder.is_finished(config.loop.steps):
+                view.note(f"nothing left to train: {config.loop.steps} steps are done; more with loop.steps=N")
+                return folder.path
             asyncio.run(_train(config, folder, view, resume))
     return folder.path
 
@@ -80,7 +92,15 @@ def check_first(config: RunConfig) -> None:
     place = run_folder(config)
     is_new = not place.exists()
     try:
-        Setup.of(config, prepare_model(config))
+        setup = Setup.of(config, prepare_model(config))
+        check_cold_start(config, setup.tasks)
+        reference_sources.check(config, setup.tasks)
+        reflecting.check(config)
+        RewardPipeline(config.rewards, AnswerChecker(config.tasks))
+        GroupRewards.of(config.rewards)
+        MeasuredRewards.of(config, setup)
+        if config.loop.eval_ood:
+            ood.OodPlan.of(config, prepare_model(config))
     except BaseException:
         if is_new:
             shutil.rmtree(place, ignore_errors=True)
@@ -89,13 +109,23 @@ def check_first(config: RunConfig) -> None:
 
 async def _train(config: RunConfig, folder: RunFolder, view: View, resume: bool) -> None:
     view.stage("starting Ray, the learner and the engines")
-    async with start_parts(config, folder) as parts:
-        progress = await (restore(parts, view) if resume else begin(parts, view))
-        await evaluate(parts, progress, view)
-        await _until_trained(train_policy(parts, progress, view), keep_rollouts_going(parts, progress))
-        await evaluate(parts, progress, view)
-        await parts.learner.export(str(folder.final))
-        view.finish(progress.evaluations, await parts.buffer.ledger.remote())
+    with Ending(view.note) as ending:
+        async with start_parts(config, folder) as parts:
+            progress = await (restore(parts, view) if resume else begin(parts, view))
+            await evaluate(parts, progress, view, out_of_distribution=config.loop.eval_ood)
+            ending.in_training(progress.pausing)
+            await _until_trained(train_policy(parts, progress, view), keep_rollouts_going(parts, progress))
+            ending.in_training(None)
+            if progress.step < config.loop.steps:
+                view.note(
+                    f"stopped after step {progress.step}; `toolrl train {config.name} --resume` goes on from there"
+                )
+                return
+            await evaluate(parts, progress, view, out_of_distribution=config.loop.eval_ood)
+            await parts.turns.learner()
+            await parts.learner.export(str(folder.final))
+            folder.mark_finished(progress.step)
+            view.finish(progress.evaluations, await parts.buffer.ledger.remote())
 
 
 async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
@@ -110,46 +140,78 @@ async def keep_rollouts_going(parts: Parts, progress: Progress) -> None:
             await asyncio.sleep(EXPIRE_EVERY_S)
 
     parts.workers.begin()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(parts.workers.watch())
-        tasks.create_task(watch_leases())
-        if parts.sandbox_hosts is not None:
-            tasks.create_task(parts.sandbox_hosts.watch())
+    try:
+        async with taking_orders(parts.folder.path, orders(parts, progress.pausing)), asyncio.TaskGroup() as tasks:
+            tasks.create_task(parts.workers.watch())
+            tasks.create_task(watch_leases())
+            if parts.sandbox_hosts is not None:
+                tasks.create_task(parts.sandbox_hosts.watch())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
 
 
 async def train_policy(parts: Parts, progress: Progress, view: View) -> None:
-    """Trains until the last step."""
+    """Trains until the last step, or the one after which somebody asked the run to stop."""
     config = parts.config
     format_state = parser_alone(config.rollout.parser, str(parts.folder.model)).format_state
-    while progress.step < config.loop.steps:
+    group_rewards = GroupRewards.of(config.rewards)
+    outcomes = StepOutcomes(await parts.buffer.ledger.remote())
+    guarding = await Guarding.start(parts, progress, view)
+    while progress.step < config.loop.steps and not progress.pausing.stop_asked:
+        await engines_turn(parts, progress, view)
         started = time.monotonic()
-        batch = await next_batch(parts, progress)
+        batch = await progress.pausing.unless_stopped(next_batch(parts, progress))
+        if batch is None:
+            break
         groups = batch.trajectories()
         trajectories = [member for group in groups for member in group]
         waited = time.monotonic()
+        await asyncio.to_thread(group_rewards.score, groups, guarding.controls.reward_weights)
+        if parts.measured is not None:
+            await parts.turns.learner()
+            await parts.measured.score(parts.learner, trajectories, guarding.controls.reward_weights)
+        uniform = outcomes.uniform_groups(await parts.buffer.ledger.remote(), config.loop.group_size)
+        read = functools.partial(
+            batch_metrics,
+            trajectories,
+            format_state=format_state,
+            outcome_weight=config.rewards.weights.get("outcome", 1.0),
+            dropped_groups=uniform,
+        )
+        if guarding.judges_batches and await guarding.rejects(batch.batch_id, read(learner_version=progress.version)):
+            continue
+        await parts.turns.learner()
         learnt = await learn(parts, groups)
+        learnt |= await supervise(parts, progress.step + 1, groups)
         progress.step += 1
         await parts.buffer.ack.remote(batch.batch_id, progress.step, progress.version + 1)
         progress.batch_id = None
         trained = time.monotonic()
         await publish_weights(parts, progress, progress.version + 1, view)
+        published = time.monotonic()
+        turns = parts.turns.spent()
         metrics = {
-            **batch_metrics(trajectories, learner_version=progress.version - 1, format_state=format_state),
+            **read(learner_version=progress.version - 1),
             **learnt,
+            **outcomes.since_last(await parts.buffer.ledger.remote()),
             "time/rollout_s": waited - started,  # how long the learner waited for its batch
-            "time/learn_s": trained - waited,
-            "time/publish_s": time.monotonic() - trained,
+            "time/learn_s": trained - waited - turns.get("time/sleep_s", 0.0),
+            "time/publish_s": published - trained,
+            **turns,
             **await gauges(parts),
         }
+        metrics |= guarding.observe(metrics)
         view.step(progress.step, progress.version, metrics, trajectories)
-        if progress.step % config.loop.checkpoint_every_steps == 0 or progress.step == config.loop.steps:
-            await save_checkpoint(parts, progress)
+        await guarding.act()
+        if checkpoint_is_due(progress.step, config.loop):
+            await guarding.checkpoint()
         if config.loop.eval_every_steps and progress.step % config.loop.eval_every_steps == 0:
             await evaluate(parts, progress, view)
+    await guarding.checkpoint()
 
 
 async def next_batch(parts: Parts, progress: Progress) -> Batch:
-    """Waits for whole groups, none of them older than the staleness bound. Raises BatchLate."""
+    """Waits for whole groups, none of them older than the staleness bound. Raises BatchLate or NoSpread."""
     loop = parts.config.loop
     batch: Batch | None = await parts.buffer.wait_for_batch.remote(
         "learner",
@@ -159,6 +221,8 @@ async def next_batch(parts: Parts, progress: Progress) -> Batch:
         patience_s=loop.batch_deadline_s / 2,
         request=f"step {progress.step + 1} on version {progress.version}",
     )
+    if batch is None and (why := await parts.buffer.no_spread.remote()) is not None:
+        raise NoSpread(f"no batch for step {progress.step + 1}: {why}")
     if batch is None:
         raise BatchLate(
             f"no batch for step {progress.step + 1} in loop.batch_deadline_s={loop.batch_deadline_s:g} s: "
@@ -169,71 +233,45 @@ async def next_batch(parts: Parts, progress: Progress) -> Batch:
 
 
 async def learn(parts: Parts, groups: list[list[Trajectory]]) -> dict[str, float]:
-    """Advantages by group, then the learner's optimiser steps; returns its metrics."""
-    advantage = parts.config.algorithm.advantage
+    """What the learner knows of the batch, advantages from it, then the optimiser steps; returns the learner's metrics."""
+    algorithm = parts.config.algorithm
+    played = [member for group in groups for member in group]
+    groups = without_hints(groups)
     members = [member for group in groups for member in group]
-    advantages = [a for group in groups for a in group_advantages(advantage.name, group, **advantage.options)]
-    return await parts.learner.train(sequences_from(members, advantages))
+    await charge_kl(parts.learner, algorithm, members)
+    evidence = await gather_evidence(parts.learner, algorithm.advantage.name, members, parts.hints)
+    found = batch_advantages(algorithm.advantage.name, groups, evidence=evidence, **algorithm.advantage.options)
+    sequences = sequences_from(
+        members,
+        found.advantages,
+        per_token=found.per_token,
+        void_turns=algorithm.void_turns,
+        truncated=algorithm.truncated,
+        outcome_weight=parts.config.rewards.weights.get("outcome", 1.0),
+    )
+    if evidence is not None and found.targets is not None:
+        sequences = with_targets(sequences, members, evidence, found.targets)
+    sequences = await with_engine_gaps(parts.learner, played, sequences)
+    return await parts.learner.train(sequences)
 
 
-async def publish_weights(parts: Parts, progress: Progress, version: int, view: View) -> None:
-    """Learner to every engine, then to the buffer, which hands out tickets by version."""
-    publication = await parts.learner.publish(version, checksum=parts.config.weights.checksum)
-    delivery = await parts.workers.publish(publication)
-    for worker, why in delivery.behind.items():
-        view.note(f"{worker} is behind weights {version}: {why}")
-    progress.version = version
-    await parts.buffer.set_version.remote(version)
-
-
-async def save_checkpoint(parts: Parts, progress: Progress) -> None:
-    """Learner state first, the mark that makes the folder a checkpoint last."""
-    folder = parts.folder
-    await parts.learner.save(str(folder.checkpoint(progress.step)))
-    folder.save_checkpoint_state(progress.step, progress.version)
-    folder.prune_checkpoints(parts.config.loop.keep_checkpoints)
-
-
-async def begin(parts: Parts, view: View) -> Progress:
-    """A new run: the model folder is version 0; the cold start, if there is one, makes version 1."""
-    progress = Progress()
-    if parts.config.cold_start.steps > 0:
-        await cold_start(parts.config, parts.folder, parts.learner, view)
-        await publish_weights(parts, progress, 1, view)
-        await save_checkpoint(parts, progress)
-    return progress
-
-
-async def restore(parts: Parts, view: View) -> Progress:
-    """The last checkpoint: learner, weights of the engines, and the ledger put back to it. From the start without one."""
-    state = parts.folder.latest_checkpoint()
-    if state is None:
-        view.note("no checkpoint yet: from the start")
-        await parts.buffer.rollback_to.remote(0, 0)
-        return await begin(parts, view)
-    await parts.learner.load(str(state.path))
-    undone = await parts.buffer.rollback_to.remote(state.step, state.version)
-    progress = Progress(step=state.step, version=state.version)
-    await publish_weights(parts, progress, state.version, view)
-    view.note(f"resumed after step {state.step}: {undone['untrained']} groups are trained again from there")
-    return progress
-
-
-async def evaluate(parts: Parts, progress: Progress, view: View) -> None:
-    """Plays the held-out tasks and keeps the table."""
-    config = parts.config
+async def evaluate(parts: Parts, progress: Progress, view: View, *, out_of_distribution: bool = False) -> None:
+    """Plays the held-out tasks, with `out_of_distribution` under the variants of `eval.ood` too, and keeps the table."""
+    config, model = parts.config, parts.folder.model
     if config.tasks.held_out_tasks == 0:
         return
+    await engines_turn(parts, progress, view)
     view.stage("playing the held-out tasks")
     temperature = config.loop.eval_temperature
-    episodes = await parts.workers.evaluate(
-        config.tasks.held_out_tasks,
-        config.loop.eval_samples,
-        config.rollout.temperature if temperature is None else temperature,
-    )
-    weight = config.rewards.weights.get("outcome", 1.0)
-    parser = parser_alone(config.rollout.parser, str(parts.folder.model))
-    table = evaluation_table(episodes, outcome_weight=weight, format_state=parser.format_state)
+    at = config.rollout.temperature if temperature is None else temperature
+
+    async def play(settings: RunConfig | None, tasks: int) -> list[Trajectory]:
+        return await parts.workers.evaluate(tasks, config.loop.eval_samples, at, settings)
+
+    table = ood.table_of(await play(None, config.tasks.held_out_tasks), config, model)
+    if out_of_distribution:
+        view.stage("playing them out of distribution")
+        table["ood"] = await ood.compare(await asyncio.to_thread(ood.OodPlan.of, config, model), table, play, model)
     progress.evaluations.append(table)
     view.evaluated(progress.step, table)
 
@@ -244,9 +282,16 @@ async def gauges(parts: Parts) -> dict[str, float]:
     hosts = [] if parts.sandbox_hosts is None else await parts.sandbox_hosts.stats()
     return {
         **{f"buffer/{name}": float(value) for name, value in (await parts.buffer.stats.remote()).items()},
+        "worker/count": float(len(parts.workers.members)),
         "worker/running_episodes": float(sum(each["running"] for each in stats)),
+        "worker/parked_episodes": float(sum(each["parked"] for each in stats)),
+        "worker/asleep": float(sum(each["asleep"] for each in stats)),
         "worker/loop_lag_s": max((each["loop_lag_s"] for each in stats), default=0.0),
-        "worker/behind": float(len(parts.workers.channel.behind)),
+        **{f"worker/{name}": sum(each[name] for each in stats) for name in ("processor_s", "engine_processor_s")},
+        "worker/machine_processor_s": max((each["machine_processor_s"] for each in stats), default=0.0),
+        **parts.workers.channel.gauges(),
+        **continuation_metrics(stats),
+        **({} if parts.reward_workers is None else parts.reward_workers.metrics()),
         **sandbox_metrics([each["sandbox"] for each in stats], hosts),
     }
 

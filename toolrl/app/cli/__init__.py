@@ -16,12 +16,32 @@ from toolrl.app.cli.app import Options, app, err
 from toolrl.errors import RunError, UserError
 
 # Imported for their commands, in the order in which `--help` lists them.
-from toolrl.app.cli import train, evaluate, cold_start  # isort: skip
-from toolrl.app.cli import show, ledger  # isort: skip
-from toolrl.app.cli import presets, config, doctor, sandbox, bench  # isort: skip
+from toolrl.app.cli import train, launch, scale, continue_, stop, evaluate, cold_start  # isort: skip
+from toolrl.app.cli import status, logs, show, monitor, explain, ledger  # isort: skip
+from toolrl.app.cli import presets, config, plan, doctor, sandbox, bench  # isort: skip
 
 __all__ = ["app", "main"]
-_COMMANDS = (train, evaluate, cold_start, show, ledger, presets, config, doctor, sandbox, bench)
+_COMMANDS = (
+    train,
+    launch,
+    scale,
+    continue_,
+    stop,
+    evaluate,
+    cold_start,
+    status,
+    logs,
+    show,
+    monitor,
+    explain,
+    ledger,
+    presets,
+    config,
+    plan,
+    doctor,
+    sandbox,
+    bench,
+)
 
 
 def _version(wanted: bool) -> None:

@@ -1,6 +1,7 @@
 """`toolrl bench`: the speed measurements of benchmarks/, as a table and as JSON.
 
-A benchmark is a file `benchmarks/NAME.py` with `run() -> dict`; its docstring's first line says what it measures.
+A benchmark is a file `benchmarks/NAME.py` with `run() -> dict`; its docstring's first line says what it measures. It has
+those of this command's options that its `run` has parameters for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,18 @@ from toolrl.registry import nearest
 
 @app.command(
     rich_help_panel=TRADE,
-    epilog=example("toolrl bench", "toolrl bench learner", "toolrl bench all --out bench-results"),
+    epilog=example("toolrl bench", "toolrl bench learner --quick", "toolrl bench all --out bench-results"),
 )
 def bench(
     name: str = typer.Argument(None, metavar="[NAME]", help="A benchmark, or `all`; without it they are listed."),
     out_dir: str = typer.Option("bench-results", "--out", help="Folder of the JSON files."),
+    quick: bool = typer.Option(False, "--quick", help="Fewer cases and rounds, where a benchmark has that."),
+    trl: str = typer.Option(
+        None,
+        envvar="TOOLRL_TRL_PYTHON",
+        metavar="PYTHON",
+        help="Python of an environment with TRL, for what compares with it; without it, one is made once.",
+    ),
 ) -> None:
     """Measure a part's speed against its limit or a peer."""
     found = benchmarks()
@@ -41,9 +50,13 @@ def bench(
         return
     if name != "all" and name not in found:
         raise UserError(f"unknown benchmark {name!r}{nearest(name, [*found, 'all'])}")
+    options = {"quick": quick, "trl": trl}
     for chosen in found if name == "all" else [name]:
+        parameters = _parameters(found[chosen])
+        if name != "all" and quick and "quick" not in parameters:
+            raise UserError(f"benchmark {chosen!r} has no --quick")
         started = time.time()
-        result = _load(found[chosen]).run()
+        result = _load(found[chosen]).run(**{key: value for key, value in options.items() if key in parameters})
         record = {
             "benchmark": chosen,
             "seconds": round(time.time() - started, 3),
@@ -77,11 +90,20 @@ def _has_run(path: Path) -> bool:
     return any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in _parsed(path).body)
 
 
+def _parameters(path: Path) -> set[str]:
+    """Of the benchmark's `run`."""
+    runs = [node for node in _parsed(path).body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    return {argument.arg for node in runs for argument in [*node.args.args, *node.args.kwonlyargs]}
+
+
 def _description(path: Path) -> str:
     return (ast.get_docstring(_parsed(path)) or "").partition("\n")[0]
 
 
 def _load(path: Path) -> Any:
+    package = sys.modules.setdefault("benchmarks", types.ModuleType("benchmarks"))
+    # What a benchmark imports from beside it is found there first.
+    package.__path__ = [str(path.parent), *getattr(package, "__path__", [])]
     spec = importlib.util.spec_from_file_location(f"benchmarks.{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

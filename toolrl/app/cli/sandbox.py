@@ -128,13 +128,14 @@ def bench(
 ) -> None:
     """Measure round trip, creation and load against a bare echo, `docker exec` and a Jupyter kernel. About a minute."""
     from sandbox import SandboxConfig
+    from sandbox.measure import on_the_loop_of_actors
 
     if not all(count.strip().isdigit() and int(count) > 0 for count in boxes.split(",")):
         raise UserError(f"--boxes is {boxes!r}; give numbers above 0 with commas between, e.g. --boxes 1,8,16")
     counts = tuple(int(count) for count in boxes.split(","))
     config = SandboxConfig(backend=backend.value, runtime=runtime, run=f"bench-{os.getpid()}")
     with _told():
-        figures = asyncio.run(_figures(config, counts, jupyter))
+        figures = on_the_loop_of_actors(_figures(config, counts, jupyter))
     table = Table("what", "p50 or value", "p99", "unit", "target", "met")
     for figure in figures:
         p99 = "" if figure.p99 is None else f"{figure.p99:.4g}"

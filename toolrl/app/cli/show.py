@@ -10,6 +10,7 @@ import typer
 
 from toolrl.app import runs
 from toolrl.app.cli.app import LOOK, RUN, RUNS_DIR, app, example, out
+from toolrl.app.viewer.outcome_table import outcome_table
 from toolrl.app.viewer.trajectory_text import trajectory_text
 from toolrl.errors import UserError
 from toolrl.monitors.metrics_log import read_metrics
@@ -31,7 +32,7 @@ def show(
     outcome: str = typer.Option(None, "--outcome", help="Only with this outcome, e.g. answered."),
     runs_dir: str = RUNS_DIR,
 ) -> None:
-    """Read what the policy wrote at a step.
+    """Read what the policy wrote at a step, and how the step's trajectories ended.
 
     From the best reward to the worst, turn by turn: the policy's text with
     its mean log-probability, the tools' results, rewards, outcome and staleness.
@@ -49,12 +50,15 @@ def show(
     if not kept:
         have = ", ".join(sorted({f"{t.metadata.get('family', '?')}: {t.outcome}" for t in found}))
         raise UserError(f"none of the {len(found)} stored trajectories of step {step} match; stored: {have}")
-    version = next((int(row["version"]) - 1 for row in read_metrics(folder) if row["step"] == step), None)
+    metrics = next((row for row in read_metrics(folder) if row["step"] == step), None)
+    version = int(metrics["version"]) - 1 if metrics is not None else None
     decode = _decoder(folder / "model" / "tokenizer.json")
     console = out()
     console.print(
         f"[bold]{folder.name}, step {step}[/bold]: {min(limit, len(kept))} of {len(found)} stored trajectories\n"
     )
+    if metrics is not None and (ends := outcome_table(metrics)) is not None:
+        console.print(ends)
     for trajectory in kept[:limit]:
         console.print(trajectory_text(trajectory, learner_version=version, decode=decode))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import typer
 
 from toolrl import placement, presets
-from toolrl.app import machine, runs
+from toolrl.app import ending, machine, runs
 from toolrl.app.cli.app import OVERRIDES, TRAIN, Options, app, err, example, need_engines, out
 from toolrl.app.viewer.placement_table import placement_table
 from toolrl.config import RunConfig
@@ -19,6 +20,7 @@ from toolrl.errors import Problem
     epilog=example(
         "toolrl train quickstart-cpu",
         "toolrl train single-gpu-1.5b loop.steps=50 learner.learning_rate=2e-6",
+        "toolrl train math-4b recipe=dapo learner.learning_rate=2e-6",
         "toolrl train my-run.yaml tools.0.failure_rate=0.2 --dry-run",
         "toolrl train quickstart-cpu --resume",
     ),
@@ -31,6 +33,9 @@ def train(
         False, "--dry-run", help="Print the resolved config and the placement; start nothing."
     ),
     resume: bool = typer.Option(False, "--resume", help="Continue a run from its last checkpoint."),
+    or_resume: bool = typer.Option(
+        False, "--or-resume", help="Begin the run of this very name, or continue it where it has begun: for launchers."
+    ),
     runs_dir: str = typer.Option(None, "--runs-dir", help="Where runs live; default: the config's runs_dir."),
 ) -> None:
     """Train a model: rollouts with tools, rewards, updates.
@@ -49,14 +54,16 @@ def train(
         show_plan(config)
         return
     need_engines()
-    if not resume:
+    resume = resume or (or_resume and (Path(config.runs_dir) / config.name / runs.CONFIG_FILE).is_file())
+    if not resume and not or_resume:
         taken = config.name
         config = runs.with_free_name(config)
         if config.name != taken:
             out().print(f"run {taken} exists; this one is [bold]{config.name}[/bold]")
-    from toolrl.app.train import train as run_training
+    with ending.at_once():
+        from toolrl.app.train import train as run_training
 
-    run_training(config, resume=resume)
+        run_training(config, resume=resume)
 
 
 def _fresh(source: str, overrides: list[str], runs_dir: str | None) -> tuple[RunConfig, list[Problem]]:

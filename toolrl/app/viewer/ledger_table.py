@@ -19,19 +19,14 @@ def ledger_table(ledger: Ledger) -> Group:
     table.add_row("dropped", str(ledger.dropped_total), _parts(ledger.dropped))
     table.add_row("ready", str(ledger.ready), "")
     table.add_row("leased", str(ledger.leased), "")
-    generating = {"waiting": ledger.waiting, "running": ledger.running, "arrived": ledger.arrived}
-    table.add_row("generating", str(ledger.generating), _parts(generating))
+    table.add_row("generating", str(ledger.generating), _parts(ledger.generating_parts))
     accounted = ledger.trained + ledger.dropped_total + ledger.ready + ledger.leased + ledger.generating
     law = f"{ledger.issued} issued = {accounted} trained + dropped + ready + leased + generating"
     verdict = Text(f"balances: {law}", style="green")
     if not ledger.balances:
         words = f"DOES NOT BALANCE: {law.replace('=', '≠')}; the account is damaged: keep ledger.sqlite and report it"
         verdict = Text(words, style="bold red")
-    details = [
-        Text(f"{name}: {_parts(counts)}")
-        for name, counts in (("re-issued", ledger.reissued), ("outcomes", ledger.outcomes), ("deliveries", ledger.puts))
-        if _parts(counts)
-    ]
+    details = [Text(f"{name}: {_parts(counts)}") for name, counts in ledger.details.items() if _parts(counts)]
     return Group(table, verdict, *details)
 
 

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from toolrl.app.viewer.outcome_table import outcome_line
 from toolrl.app.viewer.step_line import POLICY_TOKENS_PER_S, duration, number, queue_depths
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -95,7 +96,8 @@ def _gauges(metrics: Mapping[str, float]) -> Text:
         f"publish {number(metrics, 'time/publish_s', '.2f')} s · {number(metrics, POLICY_TOKENS_PER_S, '.0f')} tokens/s"
     )
     depths = queue_depths(metrics)
-    return Text("\n".join([learning, times, *([f"groups: {depths}"] if depths else [])]))
+    lines = [learning, times, f"groups: {depths}" if depths else "", outcome_line(metrics)]
+    return Text("\n".join(filter(None, lines)), overflow="ellipsis", no_wrap=True)
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:

@@ -27,10 +27,13 @@ _DEPTHS = ("waiting", "generating", "ready", "leased")
 
 
 def queue_depths(metrics: Mapping[str, float]) -> str:
-    """`3 waiting, 16 generating, 2 ready, 0 leased`: groups, from the buffer's own counts."""
+    """`3 waiting, 16 generating, 2 ready, 0 leased`: groups, from the buffer's own counts; those that wait for late rewards
+    where there are some."""
     depths = [
         f"{metrics[f'buffer/groups_{name}']:.0f} {name}" for name in _DEPTHS if f"buffer/groups_{name}" in metrics
     ]
+    if unrewarded := metrics.get("buffer/groups_unrewarded"):
+        depths.append(f"{unrewarded:.0f} unrewarded")
     return ", ".join(depths)
 
 

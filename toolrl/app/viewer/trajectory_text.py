@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from toolrl.supervision.guidance import guided_by
 from toolrl.trajectory import Outcome, ToolResult, Trajectory, Turn, staleness
 
 _OUTCOME_STYLE = {Outcome.ANSWERED: "green", Outcome.NO_ANSWER: "yellow", None: "yellow"}
@@ -41,11 +42,13 @@ def _head(t: Trajectory, learner_version: int | None) -> Text:
     if t.oldest_version is not None:
         age = f", staleness {staleness(t, learner_version)}" if learner_version is not None else ""
         head.append(f"  weights {_versions(t)}{age}", style="dim")
+    if (guide := guided_by(t)) is not None:
+        head.append({"reference": "  a reference, not sampled", "hint": "  sampled after a hint"}[guide], style="dim")
     return head
 
 
 def _versions(t: Trajectory) -> str:
-    versions = sorted({v for turn in t.policy_turns for v in turn.weight_versions})
+    versions = sorted(t.versions)
     return "v" + (f"{versions[0]}" if len(versions) == 1 else f"{versions[0]}–{versions[-1]}")
 
 
@@ -67,8 +70,11 @@ def _policy_panel(turn: Turn, number: int) -> Panel:
     return _panel(body, ", ".join(facts), "red" if turn.call_errors else "cyan")
 
 
+_FINE = ("ok", "pending")
+
+
 def _tool_panel(turn: Turn) -> Panel:
-    failed = any(result.status != "ok" for result in turn.results)
+    failed = any(result.status not in _FINE for result in turn.results)
     body = (
         Text("\n").join(_result(result) for result in turn.results)
         if turn.results
@@ -81,7 +87,7 @@ def _result(result: ToolResult) -> Text:
     facts = f"{result.name} → {result.status}, {result.wall_s * 1000:.0f} ms"
     facts += f" + {result.queue_s * 1000:.0f} ms waiting" if result.queue_s >= 0.001 else ""
     facts += ", truncated" if result.truncated else ""
-    text = Text(facts, style="green" if result.status == "ok" else "yellow")
+    text = Text(facts, style="green" if result.status in _FINE else "yellow")
     return text.append(f"\n{result.text.rstrip()}" if result.text.strip() else "\n(no output)", style="default")
 
 

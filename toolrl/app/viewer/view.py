@@ -20,6 +20,7 @@ from rich.live import Live
 from toolrl import trajectory_parquet
 from toolrl.app.run_folder import RunFolder
 from toolrl.app.viewer.curves import EVALUATIONS, plot_curves, read_evaluations
+from toolrl.app.viewer.ood import ood_view
 from toolrl.app.viewer.screen import Seen, screen
 from toolrl.app.viewer.step_line import POLICY_TOKENS_PER_S, step_line
 from toolrl.app.viewer.summary import summary
@@ -45,6 +46,7 @@ class View:
         self._started = self._last_step = time.monotonic()
         self._step_times: list[float] = []
         self._log = MetricsLog(folder.path)
+        self._said = folder.log.open("a", encoding="utf-8", buffering=1)  # what `toolrl logs` shows
         self._wandb = (
             WandbLog(config.wandb_project, folder.path, dataclasses.asdict(config)) if config.wandb_project else None
         )
@@ -63,20 +65,19 @@ class View:
     ) -> None:
         self._stop_live()
         self._log.close()
+        self._said.close()
         if self._wandb is not None:
             self._wandb.close()
 
     def stage(self, text: str) -> None:
         """What is being done now."""
         self.seen.stage, self.seen.stage_since = text, time.monotonic()
-        if self._live is None:
-            self._print(text)
+        self._say(text)
 
     def note(self, text: str) -> None:
         """Something that happened: a checkpoint, a worker replaced, an alarm."""
         self.seen.notes.append(text)
-        if self._live is None:
-            self._print(text)
+        self._say(text)
 
     def step(self, step: int, version: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
         """A step that was trained: its metrics go to the files and the screen, some trajectories to `trajectories/`."""
@@ -95,8 +96,7 @@ class View:
         left_s = (self.config.loop.steps - step) * sum(self._step_times) / len(self._step_times)
         self.seen.add(step, complete, left_s)
         self.seen.stage = ""
-        if self._live is None:
-            self._print(step_line(step, self.config.loop.steps, complete, left_s))
+        self._say(step_line(step, self.config.loop.steps, complete, left_s))
 
     def evaluated(self, step: int, table: Mapping[str, Any]) -> None:
         """An evaluation on held-out tasks (`evaluation_table`), kept in evaluations.jsonl."""
@@ -118,6 +118,8 @@ class View:
         png = plot_curves(self.folder.path)
         recorded = read_evaluations(self.folder.path) or evaluations
         self.console.print(summary(_short(self.folder.path), recorded, ledger))
+        if recorded and (compared := recorded[-1].get("ood")):
+            self.console.print(ood_view(compared))
         return png
 
     def _keep(self, shown: list[Trajectory], path: Path) -> None:
@@ -136,8 +138,10 @@ class View:
             self._live.stop()
             self._live = None
 
-    def _print(self, text: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+    def _say(self, text: str) -> None:
+        self._said.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+        if self._live is None:
+            print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
 def chosen(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
@@ -152,4 +156,8 @@ def chosen(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
 
 def _short(path: Path) -> Path:
     """Relative to where the user is, if it lies there."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the folder that a job was started in may be gone by its end
+        return path
+    return path.relative_to(here) if path.is_relative_to(here) else path
