@@ -23,7 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.engine import Engine
-from actors.episode import EpisodeRunner, Seat
+from actors.episode import EpisodeRunner
+from actors.seat import Seat
 from toolrl import toolcalls
 from toolrl.app.tiny_model import write_tiny_model
 from toolrl.config import EngineConfig, RewardConfig, RolloutConfig, TaskConfig, ToolConfig
@@ -36,6 +37,7 @@ from toolrl.trajectory import ToolCall, ToolResult, Trajectory, Turn
 EPISODES, CALLS, CONTEXT = 64, 4, 512
 ROUNDS = 4
 TEMPERATURE = 0.3  # the conversation known by heart comes out, now and then with a slip
+SYSTEM = "Use the calculator. Answer in \\boxed{}."
 CALL = ToolCall("call_0", "calculator", {"expression": "12 + 34"})
 
 
@@ -164,12 +166,12 @@ def processor_s() -> float:
     return sum(each.user + each.system for each in times)
 
 
-def learn_by_heart(folder: Path, chat: ChatFormat, steps: int = 120) -> None:
-    """Teaches the model in `folder` the conversation, whatever the question."""
+def learn_by_heart(folder: Path, chat: ChatFormat, steps: int = 120, calls: int = CALLS, system: str = SYSTEM) -> None:
+    """Teaches the model in `folder` the conversation with so many calls, whatever the question."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
     for step in range(steps):
-        ids, wanted = _conversation(chat, step)
+        ids, wanted = _conversation(chat, step, calls, system)
         logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
         torch.nn.functional.cross_entropy(logits, wanted[1:], ignore_index=-100).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -180,12 +182,12 @@ def learn_by_heart(folder: Path, chat: ChatFormat, steps: int = 120) -> None:
     model.save_pretrained(folder)
 
 
-def _conversation(chat: ChatFormat, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _conversation(chat: ChatFormat, number: int, calls: int, system: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, the same with -100 for what the policy does not say)."""
-    ids = chat.prompt_ids(_messages(number))
+    ids = chat.prompt_ids(_messages(number, system))
     wanted = [-100] * len(ids)
     call, answer = chat.assistant_ids("", [CALL]), chat.assistant_ids("\\boxed{46}")
-    for said in [call] * CALLS + [answer]:
+    for said in [call] * calls + [answer]:
         ids, wanted = ids + said, wanted + said
         if said is call:
             result = ToolResult(CALL.id, CALL.name, "ok", "46")
@@ -194,9 +196,9 @@ def _conversation(chat: ChatFormat, number: int) -> tuple[torch.Tensor, torch.Te
     return torch.tensor(ids), torch.tensor(wanted)
 
 
-def _messages(number: int) -> list[dict[str, str]]:
+def _messages(number: int, system: str = SYSTEM) -> list[dict[str, str]]:
     return [
-        {"role": "system", "content": "Use the calculator. Answer in \\boxed{}."},
+        {"role": "system", "content": system},
         {"role": "user", "content": f"Calculate {10 + 7 * number % 90} + {10 + 13 * number % 90}."},
     ]
 

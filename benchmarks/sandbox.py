@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any
 
 from sandbox import SandboxConfig
-from sandbox.measure import measure
+from sandbox.measure import measure, on_the_loop_of_actors
 
 
 def run(backend: str = "auto", jupyter: str | None = os.environ.get("TOOLRL_JUPYTER_PYTHON")) -> dict[str, Any]:
     """`rows`: one figure each, with its target where there is one."""
-    return {"rows": asyncio.run(_rows(backend, jupyter))}
+    return {"rows": on_the_loop_of_actors(_rows(backend, jupyter))}
 
 
 async def _rows(backend: str, jupyter: str | None) -> list[dict[str, Any]]:

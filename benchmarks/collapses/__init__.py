@@ -1,0 +1,1 @@
+"""Small runs of which some are made to collapse, for `toolrl bench planted`."""
