@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.engine import Generated
-from actors.episode import EpisodeRunner, Seat
+from actors.episode import EpisodeRunner
+from actors.parking import Slot
+from actors.seat import Seat
 from toolrl import toolcalls
 from toolrl.app.tiny_tokenizer import END, build_tokenizer
 from toolrl.config import Named, RewardConfig, RolloutConfig, TaskConfig, ToolConfig
@@ -94,23 +96,32 @@ async def play(
     task: Task = TASK,
     script: Script | None = None,
     failure_rate: float = 0.0,
-    tool_names: Sequence[str] = ("calculator", LINES),
+    tool_names: Sequence[str | ToolConfig] = ("calculator", LINES),
+    components: Sequence[str] = ("outcome", "format"),
+    slot: Slot | None = None,
+    interpreter: Any = None,
+    checker: AnswerChecker | None = None,
     on_turn: Any = None,
+    progress: Trajectory | None = None,
+    seat: Seat = SEAT,
     **limits: Any,
 ) -> Trajectory:
     tokenizer = tokenizer or tiny()
     settings = {"max_turns": 8, "max_calls": 8, "max_turn_tokens": 200, "max_response_tokens": 1000}
     config = RolloutConfig(**{**settings, "max_context_tokens": 2000, "parser": parser, **limits})
-    tools = [ToolConfig(name, failure_rate=failure_rate) for name in tool_names]
-    toolbox = Toolbox.build(tools, interpreter=None, seed=0)
+    tools = [ToolConfig(name, failure_rate=failure_rate) if isinstance(name, str) else name for name in tool_names]
+    toolbox = Toolbox.build(tools, interpreter=interpreter, seed=0)
     reader = toolcalls.get(parser)
     chat = chat or ChatFormat(tokenizer, tools=toolbox.schemas, parser=reader)
     script = script or Script(turns, tokenizer, finish=finish)
 
-    async with AnswerChecker(TaskConfig()) as checker:  # equal answers start no process
-        rewards = RewardPipeline(RewardConfig([Named("outcome"), Named("format")]), checker)
+    async with AnswerChecker(TaskConfig()) as own:  # equal answers start no process
+        rewards = RewardPipeline(RewardConfig([Named(name) for name in components]), checker or own)
         runner = EpisodeRunner(script, chat, reader, toolbox, rewards, config, tokenizer=tokenizer, answer="boxed")
-        return await runner.run(task, SEAT, on_turn=on_turn)
+        try:
+            return await runner.run(task, seat, progress=progress, on_turn=on_turn, slot=slot)
+        finally:
+            await toolbox.close()
 
 
 def results(trajectory: Trajectory) -> list[ToolResult]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from dataclasses import dataclass, field
 
 from actors.replay import Entry, ReplaySettings
 from toolrl.ledger import Ledger
+from toolrl.reward_records import has_spread
 from toolrl.trajectory import Outcome
 
 
@@ -62,6 +62,7 @@ class Model:
     version: int = 0
     now: float = 0.0
     reissued: Counter[str] = field(default_factory=Counter)
+    fruitless_since_batch: int = 0
 
     def of(self, *states: str) -> list[Group]:
         return [group for group in self.groups if group.state in states]
@@ -80,6 +81,8 @@ class Model:
         for group in self.of("waiting"):
             if max(group.min_version, floor) <= serves and (group.begun or room):
                 return group.task, [i for i, sample in enumerate(group.samples) if sample.state == "waiting"]
+        if self.fruitless_since_batch >= self.settings.max_fruitless_groups:
+            return None
         useful = len(self.groups) - len(self.of("dropped"))
         wanted = self.settings.total_groups is None or useful < self.settings.total_groups
         if serves >= self.version and wanted and self.outstanding() < self.settings.max_outstanding_groups:
@@ -122,9 +125,11 @@ class Model:
         if group.state in ("ready", "dropped"):
             group.worker = None
             rewards = [sample.entry.reward for sample in group.alive if sample.entry is not None]
-            uniform = len(rewards) > 0 and statistics.pstdev(rewards) < 1e-8
+            uniform = len(rewards) > 0 and not has_spread(rewards)
             few = len(rewards) < 2
-            if few or (uniform and self.settings.drop_uniform_groups):
+            if group.alive and (few or (uniform and self.settings.drop_uniform_groups)):
+                unrewarded = any(sample.reason == "reward_missing" for sample in group.samples)
+                self.fruitless_since_batch += not few or unrewarded
                 for sample in group.alive:
                     sample.state, sample.reason = "dropped", "too_few" if few else "uniform"
         elif group.state == "waiting":
@@ -205,7 +210,7 @@ class Model:
         """Tasks that fifo should choose. Impatience closes groups on the way."""
 
         def last_chance(group: Group) -> bool:
-            return learner_version + 1 - self.age(group) > self.settings.max_staleness
+            return learner_version - self.age(group) == self.settings.max_staleness
 
         def choose() -> list[int] | None:
             ready = sorted(self.of("ready"), key=lambda group: (not last_chance(group), group.task))
@@ -226,6 +231,7 @@ class Model:
         return chosen
 
     def rollback(self, step: int, version: int) -> tuple[int, int]:
+        self.fruitless_since_batch = 0
         workers = {group.worker for group in self.groups if group.worker}
         self.fenced |= workers
         for batch, state in list(self.batches.items()):
@@ -255,6 +261,14 @@ class Model:
                         group.min_version = version
             self.settle(group)
         return len(back), gone
+
+    def reject(self, batch: int, reason: str) -> None:
+        self.batches[batch] = "rejected"
+        for task in self.batch_tasks[batch]:
+            group = self.groups[task]
+            for sample in group.alive:
+                sample.state, sample.reason = "dropped", reason
+            group.leased, group.batch = False, None
 
     # The account.
 

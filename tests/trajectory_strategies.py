@@ -42,7 +42,17 @@ def policy_turns(draw: st.DrawFn, arguments: st.SearchStrategy[Any]) -> Turn:
 
 
 results = st.builds(
-    ToolResult, names, names, st.sampled_from(get_args(ToolStatus)), names, st.booleans(), finite, finite
+    ToolResult,
+    names,
+    names,
+    st.sampled_from(get_args(ToolStatus)),
+    names,
+    st.booleans(),
+    finite,
+    finite,
+    finite,
+    st.integers(min_value=0, max_value=2**40),
+    st.booleans(),
 )
 tool_turns = st.builds(lambda ids, found: Turn("tool", ids, results=found), token_lists, st.lists(results, max_size=2))
 

@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT INT TERM
 
 # A copy, so that no build leftovers of the checkout get into the wheel or are left in it.
 mkdir "$work/source"
-(cd "$root" && tar cf - pyproject.toml README.md toolrl actors learner sandbox) | (cd "$work/source" && tar xf -)
+(cd "$root" && tar cf - pyproject.toml README.md toolrl actors learner sandbox deploy) | (cd "$work/source" && tar xf -)
 (cd "$work/source" && "$root/.venv/bin/python" -m build --wheel --no-isolation --outdir "$work/dist" . >"$work/build.log" 2>&1) ||
     { cat "$work/build.log" >&2; exit 1; }
 
@@ -22,10 +22,16 @@ toolrl="$work/venv/bin/toolrl"
 unset PYTHONPATH
 "$toolrl" --version
 "$toolrl" --help
-for preset in quickstart-cpu math-4b single-gpu-1.5b; do
+for preset in quickstart-cpu single-gpu-1.5b math-4b math-14b agent-32b; do
     "$toolrl" train "$preset" --dry-run >"$work/$preset.out"
     grep -q "rollout worker" "$work/$preset.out"
 done
+for target in kuberay slurm compose ray; do
+    source=/srv/runs
+    [ "$target" != kuberay ] || source=claim
+    "$toolrl" launch math-4b --target "$target" --dry-run runs_dir=/runs "cluster.mounts=[{target: /runs, source: $source}]" >/dev/null
+done
+"$toolrl" plan math-4b --gpu h100 --steps 1 loop.groups_per_step=4 >/dev/null
 "$toolrl" config keys >/dev/null
 "$toolrl" presets >/dev/null
 if "$toolrl" train quickstart-cpu loop.stps=1 2>"$work/mistake.err"; then

@@ -1,4 +1,5 @@
-"""SIGKILL of the driver in mid-run, then `--resume`: nothing lost, nothing twice, nothing left behind."""
+"""SIGKILL of the driver in mid-run, then `--resume`, SIGTERM and `--resume` again: nothing lost, nothing twice, nothing left
+behind."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ need("ray", "vllm", "deepspeed")
 from actors.replay import read_ledger
 from toolrl.monitors.metrics_log import read_metrics
 
-STEPS = 5
+STEPS = 8
 SETTINGS = [
     "name=killed",
     "cold_start.steps=30",
@@ -88,9 +89,25 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, in
 
 
 @pytest.fixture(scope="module")
-def resumed(killed: tuple[Path, dict[int, int], list[psutil.Process]]) -> Path:
-    """The same folder after `--resume` went to the end."""
+def told(killed: tuple[Path, dict[int, int], list[psutil.Process]]) -> tuple[Path, int, int, list[psutil.Process]]:
+    """(folder, steps trained, exit code, processes that outlived the driver): resumed, then told to end by SIGTERM."""
     runs, _, _ = killed
+    process = start(runs, "killed", "--resume")
+    try:
+        wait_for_step(process, runs, 4, 240)
+        children = descendants(process)
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+        _, alive = psutil.wait_procs(children, timeout=20)
+        return runs, len(read_metrics(runs / "killed")), code, alive
+    finally:
+        kill_session(process)
+
+
+@pytest.fixture(scope="module")
+def resumed(told: tuple[Path, int, int, list[psutil.Process]]) -> Path:
+    """The same folder after another `--resume` went to the end."""
+    runs = told[0]
     process = start(runs, "killed", "--resume")
     try:
         assert process.wait(240) == 0, said(runs)
@@ -103,6 +120,19 @@ def resumed(killed: tuple[Path, dict[int, int], list[psutil.Process]]) -> Path:
 def test_a_killed_driver_leaves_no_process_behind(killed: tuple[Path, dict[int, int], list[psutil.Process]]) -> None:
     _, _, alive = killed
     assert not alive, [(p.pid, p.name()) for p in alive]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_is_told_to_end_keeps_every_step_and_says_how_to_go_on(
+    told: tuple[Path, int, int, list[psutil.Process]],
+) -> None:
+    runs, steps, code, alive = told
+    assert code == 0, said(runs)
+    assert not alive, [(p.pid, p.name()) for p in alive]
+    assert steps < STEPS
+    latest = max(int(path.parent.name.removeprefix("step-")) for path in runs.glob("killed/checkpoints/*/state.json"))
+    assert latest == steps  # of the step that it was at, whatever loop.checkpoint_every_steps says
+    assert "`toolrl train killed --resume` goes on from there" in said(runs)
 
 
 @pytest.mark.timeout(300)

@@ -17,6 +17,7 @@ from tests.requirements import need
 need("vllm")
 
 from actors.engine import Engine, EngineDied, Generated, WeightsUnavailable
+from actors.engine_errors import WeightsRefused
 from actors.weights import WeightReceiver
 from tests.integration import tiny_engines as tiny
 
@@ -119,21 +120,57 @@ async def test_cancelled_call_leaves_a_working_engine(engine: Engine) -> None:
     assert len((await sample(engine, "after")).token_ids) == 40
 
 
-async def test_asleep_or_woken_without_weights_raises_and_makes_no_text(engine: Engine) -> None:
+async def test_requests_outlast_a_sleep_that_keeps_the_weights(engine: Engine) -> None:
+    whole = await sample(engine, "whole", tokens=300, seed=1)
+    running = asyncio.create_task(sample(engine, "interrupted", tokens=300, seed=1))
+    await asyncio.sleep(0.05)
+    await engine.sleep(level=1)
+    waiting = asyncio.create_task(sample(engine, "waits", seed=1))
+    await asyncio.sleep(0.5)
+    assert engine.is_asleep and not running.done() and not waiting.done()
+    with pytest.raises(WeightsRefused, match="engine-a keeps version 0: it is asleep"):
+        await WeightReceiver(engine).apply(tiny.publication(POLICY, 1))
+    await engine.wake_weights()
+    await engine.wake_cache()
+    interrupted = await running
+    assert interrupted.token_ids == whole.token_ids  # though its keys and values were computed anew
+    assert tiny.gap(interrupted.logprobs, whole.logprobs) < tiny.TOLERANCE
+    assert (await waiting).token_ids == whole.token_ids[:40]
+    assert not engine.is_asleep
+
+
+async def test_woken_without_weights_raises_and_makes_no_text(engine: Engine) -> None:
     before = await sample(engine, "awake", seed=1)
     running = asyncio.create_task(sample(engine, "cut-off", tokens=400))
     await asyncio.sleep(0.1)
     await engine.sleep()
-    with pytest.raises(WeightsUnavailable, match="engine-a"):
-        await running
-    with pytest.raises(WeightsUnavailable, match="asleep"):
-        await sample(engine, "asleep")
-    await engine.wake()
-    with pytest.raises(WeightsUnavailable, match="apply a publication"):
-        await sample(engine, "woken")
+    waiting = asyncio.create_task(sample(engine, "asleep"))
+    await engine.wake_weights()
+    assert not running.done() and not waiting.done()
+    await engine.wake_cache()
+    for request in (running, waiting):
+        with pytest.raises(WeightsUnavailable, match=r"engine-a is without valid weights \(asleep\); apply"):
+            await request
     report = await WeightReceiver(engine).apply(tiny.publication(POLICY, engine.version))
     assert report["version"] == engine.version == 0
     assert (await sample(engine, "reloaded", seed=1)).token_ids == before.token_ids
+
+
+async def test_weights_arrive_before_the_cache_is_back_and_requests_go_on_with_them(engine: Engine) -> None:
+    other = tiny.model(1)
+    running = asyncio.create_task(sample(engine, "spans", tokens=300))
+    await asyncio.sleep(0.1)
+    await engine.sleep()
+    await engine.wake_weights()
+    await WeightReceiver(engine).apply(tiny.publication(other, 1))
+    assert engine.is_asleep and not running.done()
+    await engine.wake_cache()
+    made = await running
+    assert sorted(set(made.weight_versions)) == [0, 1]
+    later = made.weight_versions.index(1)
+    by_new = tiny.logprobs(other, PROMPT, made.token_ids, 0.6)  # no key of the old weights is left
+    assert tiny.gap(made.logprobs[later:], by_new[later:]) < tiny.TOLERANCE
+    await WeightReceiver(engine).apply(tiny.publication(POLICY, 2))
 
 
 async def test_a_dead_engine_is_named(engine: Engine) -> None:

@@ -7,6 +7,8 @@ import gc
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +20,11 @@ need("ray", "deepspeed", "torch", "transformers")
 import ray
 
 from actors.learner_group import LearnerGroup, LearnerLost
+from actors.weights.gloo_group import GlooGroup
 from learner.sequence import TrainSequence
 from tests.unit.learner_fixtures import random_sequences
 from toolrl.app.tiny_model import write_tiny_model
-from toolrl.config import LearnerConfig, ModelConfig, RunConfig
+from toolrl.config import LearnerConfig, ModelConfig, RunConfig, WeightsConfig
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,48 @@ async def test_two_ranks_train_publish_save_and_survive_garbage_collection(clust
     await group.stop()
 
 
+class Dying:
+    """A rollout worker whose machine goes in the middle of an update."""
+
+    def __init__(self) -> None:
+        self.threads = ThreadPoolExecutor(1)
+
+    def weight_step(self, name: str, argument: Any = None) -> None:
+        if name == "connect":
+            place = argument["address"], argument["port"]
+            options = {"rank": 1, "size": argument["size"], "deadline_s": argument["deadline_s"]}
+            self.group = self.threads.submit(GlooGroup.join, *place, **options)
+        elif name == "update":
+            assert len(argument["tensors"]) > 10
+            os._exit(1)
+
+
+async def test_an_engine_that_dies_in_an_update_harms_no_rank(cluster, model_dir):
+    config = run_config(2, zero_stage=3)
+    config.weights = WeightsConfig(transport="gloo", deadline_s=30, bucket_mib=1)
+    group = await LearnerGroup.start(config, model_dir)
+    first = await group.publish(1)
+    worker = ray.remote(Dying).options(num_cpus=0).remote()
+    await worker.weight_step.remote("probe")
+    sent = await group.send(2, {"rollout-0": worker})
+    assert (sent.version, sent.applied, sent.left_out) == (2, {}, {}) and "rollout-0" in sent.broke
+    assert sent.connect_s > 0 and sent.gather_s > 0 and sent.nbytes == first.nbytes
+    assert list((await group.send(3, {"rollout-0": worker})).left_out) == ["rollout-0"]
+    again = await group.publish_again()
+    assert (again.version, again.checksum) == (3, first.checksum)
+
+    training = asyncio.create_task(group.train(random_sequences(8)))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(group.publish_again())
+    assert np.isfinite((await training)["loss/policy"])
+    await asyncio.sleep(0.1)
+    assert not waiting.done()  # the weights of now are no version yet
+    published = await group.publish(4)
+    again = await asyncio.wait_for(waiting, 60)
+    assert (again.version, again.checksum) == (4, published.checksum) and again.checksum != first.checksum
+    await group.stop()
+
+
 async def test_a_rank_that_dies_is_named_at_once(cluster, model_dir):
     group = await LearnerGroup.start(run_config(2), model_dir)
     pids = await group.call("pid")
@@ -95,5 +140,5 @@ async def test_a_rank_that_hangs_is_named_at_the_deadline(cluster, model_dir):
 
 
 def endless(sequences: list[TrainSequence]) -> list[TrainSequence]:
-    """Work for several seconds."""
-    return sequences * 400
+    """Work for several seconds on the fastest machine; it is not waited for."""
+    return sequences * 4000

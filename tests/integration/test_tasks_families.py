@@ -42,3 +42,22 @@ def test_a_family_that_follows_the_hash_seed_is_refused_unless_that_is_fixed():
 
     assert "PYTHONHASHSEED=0" in run("random").stderr
     assert run("0").stdout == run("0").stdout != ""
+
+
+def test_no_odd_answer_escapes_its_score_in_any_family():
+    code = textwrap.dedent("""
+        from toolrl import tasks
+        from toolrl.config import FamilyConfig, TaskConfig
+        from toolrl.tasks import verifiers
+        from toolrl.tasks.reasoning_gym import known_families
+        odd = ("-17.5", "x", "[]", "1e999", "a b c", "\\\\n", "{}", "1/0", "½", "(" * 200, "9" * 400)
+        for name in sorted(known_families()):
+            task = tasks.build(TaskConfig(families=[FamilyConfig(name)], held_out_tasks=0), 0).task(7)
+            for answer in odd:
+                score = verifiers.reasoning_gym(answer, task.ground_truth, task.details)
+                assert 0 <= score <= 1, (name, answer, score)
+        print("all scored")
+    """)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.endswith("all scored\n"), done.stderr[-2000:]

@@ -45,6 +45,12 @@ async def test_an_error_shows_its_traceback_and_keeps_the_state(pool):
         assert (await tools.call(run("y"))).text == "1"
 
 
+async def test_a_result_tells_what_its_run_took(pool):
+    async with box(pool).session("one") as tools:
+        result = await tools.call(run("import time\nwhile time.process_time() < 0.1: pass\nprint('x' * 999)"))
+    assert result.cpu_s > 0.05 and result.wall_s > 0.05 and result.output_bytes == 1000
+
+
 async def test_a_timeout_is_told_with_the_state_that_it_cost(pool):
     async with box(pool, timeout_s=0.5).session("one") as tools:
         result = await tools.call(run("z = 1\nwhile True: pass"))

@@ -1,4 +1,5 @@
-"""Two real rollout workers on one buffer: one is killed in mid-run; the run goes on, balanced, with a new one in its place."""
+"""Two real rollout workers on one buffer: one is killed in mid-run; its episodes go on at their last boundary, and the run
+goes on, balanced, with a new worker in its place."""
 
 from __future__ import annotations
 
@@ -22,23 +23,27 @@ from transformers import AutoModelForCausalLM
 
 from actors.replay import ReplaySettings
 from actors.replay import actor as replay
-from actors.weights import Publication
-from actors.weights.publication import pack
+from actors.weights import Publication, Publisher
 from actors.worker_pool import WorkerPool
+from tests.integration.eager_policy import write_eager_model
 from toolrl import presets
-from toolrl.app.model_folder import prepare_model
 from toolrl.trajectory_codec import decode
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
+PUBLISHER = Publisher()
 SETTINGS = [
     "name=pool",
     "rollout.workers=2",
-    "rollout.concurrency=16",
-    "rollout.max_turn_tokens=24",
+    "rollout.concurrency=8",
+    "rollout.parser=tests.integration.eager_policy:SlowEager",
+    "rollout.max_turn_tokens=60",
+    "rollout.max_response_tokens=400",
     "rollout.lease_s=20",
-    "sandbox.min_sessions=1",
-    "sandbox.max_sessions=4",
+    "sandbox.backend=process",
+    "sandbox.min_sessions=2",
+    "sandbox.max_sessions=8",
+    "rewards.components=[{name: outcome}]",
     "loop.groups_per_step=2",
     "loop.group_size=4",
     "loop.steps=1000",
@@ -50,19 +55,16 @@ SETTINGS = [
 
 def published(model_dir: str, version: int) -> Publication:
     """The run's own model, as a learner would publish it."""
-    buckets, records = [], []
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype="float32")
-    for bucket, tensors in pack(model.named_parameters(), bucket_bytes=1 << 20):
-        buckets.append(bucket)
-        records.extend(tensors)
-    return Publication(version, tuple(records), tuple(buckets))
+    return PUBLISHER.publish(model.named_parameters(), version)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     place = tmp_path_factory.mktemp("runs")
     config = presets.load("quickstart-cpu", [*SETTINGS, f"runs_dir={place}"])
-    model_dir = str(await asyncio.to_thread(prepare_model, config))
+    model_dir = str(place / "eager")
+    write_eager_model(place / "eager", 0)
     ray.init(
         address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, namespace="toolrl",
         object_store_memory=80 * 2**20,
@@ -97,26 +99,34 @@ async def test_a_worker_killed_in_mid_run_is_replaced_and_nothing_is_lost(run: A
         os.kill(victim.info["pid"], signal.SIGKILL)
         killed = time.monotonic()
         step = 1
-        while not (pool.members["rollout-0"] is not victim and pool.members["rollout-0"].running):
+        while pool.members.get("rollout-0") in (None, victim):
             step += 1  # the other worker keeps the learner busy meanwhile
             trained += await train(buffer, step, 1)
             assert time.monotonic() - killed < 120
         while True:
             step += 1
             trained += (batch := await train(buffer, step, 1))
-            if any(t.metadata["worker"] == "rollout-0" for t in batch):
+            if any(t.metadata["worker"] == "rollout-0" and "continued_after" not in t.metadata for t in batch):
                 break
             assert time.monotonic() - killed < 150
-        newest = [t for t in batch if t.metadata["worker"] == "rollout-0"]
+        newest = [t for t in batch if t.metadata["worker"] == "rollout-0" and "continued_after" not in t.metadata]
         assert {v for t in newest for turn in t.policy_turns for v in turn.weight_versions} == {1}  # the latest, first
         assert len({t.id for t in trained}) == len(trained) == 8 * step
         assert {each["version"] for each in await pool.stats()} == {1}
+        taken_up = [t for t in trained if max(t.metadata.get("continued_after", [0])) > 0]
+        assert taken_up and all(t.outcome.trained for t in taken_up)  # at a boundary, not from their beginning
+        stats = {each["worker"]: each for each in await pool.stats()}
+        assert stats["rollout-1"]["continued_episodes"] > 0 and stats["rollout-1"]["changed_replays"] == 0
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     ledger = await buffer.ledger.remote()
-    assert ledger.balances
+    assert ledger.balances and ledger.reissued["worker_lost"] > 0
     assert ledger.trained == len(trained)
+    for trajectory in trained:
+        trajectory.check()
+        cells = [r.text for turn in trajectory.turns for r in turn.results if r.status == "ok"]
+        assert [text.split()[1] for text in cells] == [str(n + 1) for n in range(len(cells))]  # variables moved with it
     assert await buffer.audit.remote() == []
 
 
@@ -141,12 +151,15 @@ async def test_the_same_seeds_give_the_same_trajectories_whatever_runs_beside_th
     pool, _, _ = run
     together = {t.id: t for t in await pool.evaluate(6, 2, temperature=1.0)}
     assert len({tuple(t.response_ids) for t in together.values()}) > 6
-    for member in pool.members.values():
+
+    async def one_after_the_other(member: Any) -> None:
         for index in range(6):
             for payload in await member.actor.evaluate.remote([index], 2, 1.0):
                 alone = decode(payload)
                 assert alone.response_ids == together[alone.id].response_ids
                 assert alone.outcome is together[alone.id].outcome
+
+    await asyncio.gather(*map(one_after_the_other, pool.members.values()))
 
 
 async def test_the_share_of_a_worker_that_died_is_played_by_its_peer(run: Any) -> None:

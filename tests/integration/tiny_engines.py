@@ -9,13 +9,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from actors.engine import Engine
-from actors.weights import Publication
-from actors.weights.publication import pack
+from actors.weights import Publication, Publisher
 from toolrl.config import EngineConfig
 
 VOCABULARY = 256
 CONTEXT = 512
 TOLERANCE = 1e-5
+
+publishers: list[Publisher] = []
 
 
 def model(seed: int, tied: bool = True) -> Qwen3ForCausalLM:
@@ -55,12 +56,9 @@ async def engine(model_dir: Path, name: str, **options: object) -> Engine:
 
 
 def publication(source: PreTrainedModel, version: int, bucket_bytes: int = 1 << 16) -> Publication:
-    """In this process's memory, in several buckets."""
-    buckets, tensors = [], []
-    for bucket, records in pack(source.named_parameters(), bucket_bytes=bucket_bytes):
-        buckets.append(bucket)
-        tensors.extend(records)
-    return Publication(version, tuple(tensors), tuple(buckets))
+    """In this process's memory, in several buckets, for as long as the process lives."""
+    publishers.append(Publisher(bucket_bytes=bucket_bytes))
+    return publishers[-1].publish(source.named_parameters(), version)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import pytest
 
 from toolrl import toolcalls
 from toolrl.monitors import batch_metrics
+from toolrl.reward_records import await_rewards
 from toolrl.trajectory import LimitName, Outcome, ToolCall, ToolResult, ToolStatus, Trajectory, Turn
 
 
@@ -94,3 +95,28 @@ def test_format_states_are_shares_of_policy_turns() -> None:
 
 def test_an_empty_batch_has_metrics_of_zero() -> None:
     assert {v for k, v in batch_metrics([], learner_version=3).items()} == {0.0}
+
+
+def test_the_share_of_void_turns_is_over_all_turns_that_are_trained() -> None:
+    answered = episode(policy(4, 1), tool(3, "ok"), policy(2), tool(3, "ok"), policy(4), answer="4")
+    silent = episode(policy(4), outcome=Outcome.NO_ANSWER)
+    lost = episode(policy(4), outcome=Outcome.INFRA_ERROR)
+    assert batch_metrics([answered, silent, lost], learner_version=3)["turns/void"] == 0.5
+
+
+def test_episodes_that_went_on_elsewhere_are_counted() -> None:
+    marks = (
+        {},
+        {"continued_after": [2]},
+        {"continued_after": [1, 2], "replay_changed": [{}]},
+        {"replay_changed": [{}]},
+    )
+    metrics = batch_metrics([episode(policy(3), metadata=mark) for mark in marks], learner_version=3)
+    assert (metrics["continued/share"], metrics["continued/replay_changed"]) == (0.5, 0.5)
+
+
+def test_rewards_that_are_still_to_come_are_counted_and_kept_out_of_the_means():
+    whole, early = episode(policy(4), reward=1.0), episode(policy(4))
+    await_rewards(early, {"judge": 1.0})
+    metrics = batch_metrics([whole, early], learner_version=0)
+    assert (metrics["reward/mean"], metrics["reward/awaited"]) == (1.0, 0.5)

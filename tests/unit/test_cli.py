@@ -105,6 +105,7 @@ def test_a_mistyped_command_names_the_nearest(toolrl) -> None:
         (["config", "show", "quickstart-cpu", "seed=x"], "seed = 'x': must be a whole number"),
         (["config", "keys", "zzzz"], "no setting holds 'zzzz'"),
         (["presets", "zzzz"], "unknown preset 'zzzz'"),
+        (["train", "quickstart-cpu", "recipe=dappo"], "did you mean 'dapo'?"),
         (["sandbox", "run"], "give either the code or --file"),
     ],
 )
@@ -136,7 +137,7 @@ def test_a_dry_run_prints_config_and_placement_and_makes_nothing(toolrl, tmp_pat
 def test_a_dry_run_says_what_this_machine_lacks(toolrl) -> None:
     result = toolrl("train", "math-4b", "--dry-run", "rollout.workers=4000")
     assert result.code == 0
-    assert re.search(r"this machine lacks GPU: needs 4004", result.out)
+    assert re.search(r"this machine lacks GPU: needs 4002", result.out)
 
 
 def test_an_odd_setting_is_told_as_a_warning(toolrl) -> None:
@@ -146,20 +147,23 @@ def test_an_odd_setting_is_told_as_a_warning(toolrl) -> None:
 
 def test_help_and_dry_run_import_no_engine(tmp_path: Path) -> None:
     """In a process where importing one is an error, as in an environment without them."""
-    blocked = (
-        f"import sys\nsys.modules.update(dict.fromkeys({HEAVY!r}))\nfrom toolrl.app.cli import main\nmain(sys.argv[1:])"
-    )
-    for arguments in (
-        ["--help"],
-        ["train", "--help"],
-        ["train", "math-4b", "--dry-run"],
-        ["config", "keys"],
-        ["presets"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-c", blocked, *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
+    asked = [["--help"], ["train", "--help"], ["train", "math-4b", "--dry-run"], ["config", "keys"], ["presets"]]
+    blocked = f"""
+import sys
+sys.modules.update(dict.fromkeys({HEAVY!r}))
+from toolrl.app.cli import main
+for arguments in {asked}:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert not end.code, (arguments, end.code)
+    print("done", *arguments)
+"""
+    done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("done ")] == [
+        f"done {' '.join(arguments)}" for arguments in asked
+    ]
 
 
 def test_the_settings_import_no_engine() -> None:
@@ -258,6 +262,17 @@ def test_a_preset_can_be_printed_to_start_from(toolrl, tmp_path: Path) -> None:
     printed = toolrl("presets", "quickstart-cpu").out
     (tmp_path / "mine.yaml").write_text(printed)
     assert presets.load(str(tmp_path / "mine.yaml")) == presets.load("quickstart-cpu")
+
+
+def test_presets_and_recipes_are_listed_apart_and_a_recipe_can_be_printed(toolrl) -> None:
+    listed = toolrl("presets").out
+    assert listed.index("preset ") < listed.index("quickstart-cpu") < listed.index("recipe ") < listed.index("dapo")
+    assert toolrl("presets", "dapo").out.startswith("# DAPO: clip-higher")
+
+
+def test_a_dry_run_shows_the_recipe(toolrl) -> None:
+    printed = toolrl("train", "math-4b", "recipe=dapo", "learner.learning_rate=2e-6", "--dry-run").out
+    assert "recipe: dapo" in printed and "clip_high: 0.28" in printed and "learning_rate: 2.0e-06" in printed
 
 
 def test_doctor_judges_by_what_the_quickstart_needs(toolrl) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,9 @@ class Run:
     exit_code: int | None = None
     wall_s: float = 0.0
     queue_s: float = 0.0
+    cpu_s: float = 0.0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
     state_lost: bool = False
 
 
@@ -98,6 +101,22 @@ def maker(config: RunConfig, interpreter: HereInterpreter) -> TraceMaker:
 def made() -> tuple[list[Trajectory], HereInterpreter]:
     interpreter = HereInterpreter()
     return asyncio.run(maker(CONFIG, interpreter).make(interpreter)), interpreter
+
+
+def test_traces_show_results_where_the_run_shows_receipts(made: tuple[list[Trajectory], HereInterpreter]) -> None:
+    tools = [replace(tool, mode="deferred", deadline_s=1e-6) for tool in CONFIG.tools]
+    config = replace(CONFIG, tools=tools, cold_start=replace(CONFIG.cold_start, traces=6))
+    traces = asyncio.run(maker(config, interpreter := HereInterpreter()).make(interpreter))
+    assert [trace.token_ids for trace in traces] == [trace.token_ids for trace in made[0][:6]]
+
+
+def test_traces_call_a_tool_by_the_name_that_the_run_gives_it(made: tuple[list[Trajectory], HereInterpreter]) -> None:
+    tools = [replace(tool, rename={"python": "run", "python.code": "source"}) for tool in CONFIG.tools]
+    config = replace(CONFIG, tools=tools, cold_start=replace(CONFIG.cold_start, traces=12))
+    traces = asyncio.run(maker(config, interpreter := HereInterpreter()).make(interpreter))
+    calls = [call for trace in traces for turn in trace.policy_turns for call in turn.calls]
+    assert calls and all((call.name, list(call.arguments)) == ("run", ["source"]) for call in calls)
+    assert [trace.answer for trace in traces] == [trace.answer for trace in made[0][:12]]
 
 
 def test_traces_are_whole_renders_of_the_chat_template(made: tuple[list[Trajectory], HereInterpreter]) -> None:

@@ -57,6 +57,29 @@ def refused(*overrides: str) -> list[tuple[str, str]]:
         ),
         ("rollout.max_turns=1", "rollout.max_turns", "second turn"),
         ("tools=[python,python]", "tools.1.name", "listed twice"),
+        (
+            "tools=[{name: calculator, timeout_s: 5, deadline_s: 5}]",
+            "tools.0.deadline_s",
+            "ended after tools.0.timeout_s=5",
+        ),
+        ("tools=[{name: calculator, deadline_s: 0}]", "tools.0.deadline_s", "above 0"),
+        ("tools=[{name: calculator, mode: later}]", "tools.0.mode", "await, deferred"),
+        ("rewards.late.names=[outcome]", "rewards.late.names.0", "listed twice"),
+        ("rewards.late.names=[judge,judge]", "rewards.late.names.1", "listed twice"),
+        ("rewards.late.deadline_s=0", "rewards.late.deadline_s", "above 0"),
+        ("rewards.late.http_port=70000", "rewards.late.http_port", "65535"),
+        ("rewards.late.source=mail", "rewards.late.source", "actor"),
+        ("rewards.late.bootstrap=true", "rewards.late.bootstrap", "there is no critic"),
+        ("critic.kind=shared", "critic.kind", "reads no values"),
+        ("algorithm.advantage=steppo", "critic.kind", "reads the value of every turn"),
+        (
+            "algorithm.regularizers=[{name: kl, options: {weight: 0.1, place: los}}]",
+            "algorithm.regularizers.0.options.place",
+            "must be one of loss, reward",
+        ),
+        ("critic.model=/nowhere", "critic.model", "belongs to critic.kind=own"),
+        ("critic.backbone_gradient=true", "critic.backbone_gradient", "belongs to critic.kind=shared"),
+        ("critic.learning_rate=0", "critic.learning_rate", "above 0"),
         ("tools=[pyton]", "tools.0.name", "did you mean 'python'?"),
         ("loop.group_size=1", "loop.group_size", "at least 2"),
         ("learner.updates_per_batch=200", "learner.updates_per_batch", "= 128 trajectories cannot feed 200 updates"),
@@ -95,8 +118,10 @@ def refused(*overrides: str) -> list[tuple[str, str]]:
         ("cold_start.direct_guess_share=0.9", "cold_start.direct_guess_share", "more than 1"),
         ("cold_start.traces_path=none.jsonl", "cold_start.traces_path", "no such file"),
         ("model.dtype=bfloat16", "model.dtype", "set float32"),
-        ("placement.mode=colocated", "placement.mode", "set disaggregated"),
-        ("engine.tensor_parallel=2", "engine.tensor_parallel", "rollout.workers"),
+        ("learner.offload_while_generating=always", "learner.offload_while_generating", "set auto"),
+        ("engine.sleep_level=3", "engine.sleep_level", "1 or 2"),
+        ("engine.pipeline_parallel=2", "engine.pipeline_parallel", "dies at the first request"),
+        ("engine.nodes=2", "engine.nodes", "must divide engine.tensor_parallel × engine.pipeline_parallel = 1"),
         ("weights.transport=nccl", "weights.transport", "set auto"),
         ("loop.steps=0", "loop.steps", "at least 1"),
         ("name=a/b", "name", "names a folder"),
@@ -124,23 +149,43 @@ def test_colocated_engines_and_ranks_must_pair_up_on_the_gpus() -> None:
     with pytest.raises(ConfigError, match=r"= 2 must equal learner.ranks"):
         presets.load("single-gpu-1.5b", ["rollout.workers=2"])
     assert presets.load("single-gpu-1.5b", ["rollout.workers=2", "learner.ranks=2"])
+    assert presets.load("quickstart-cpu", ["placement.mode=colocated"])
     with pytest.raises(ConfigError, match="set nccl or auto"):
         presets.load("math-4b", ["weights.transport=ipc"])
+
+
+def test_a_colocated_engine_may_take_more_where_the_learner_makes_room() -> None:
+    assert presets.load("single-gpu-1.5b", ["engine.gpu_memory_share=0.8"])
+    with pytest.raises(ConfigError, match=r"at most 0\.7, or 0\.85 with learner\.offload_while_generating=auto"):
+        presets.load("single-gpu-1.5b", ["engine.gpu_memory_share=0.8", "learner.offload_while_generating=never"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (["learner.updates_per_batch=1", "buffer.max_staleness=0"], "learner.updates_per_batch"),
+        (["learner.updates_per_batch=1"], "learner.updates_per_batch"),
         (["learner.updates_per_batch=3"], "learner.updates_per_batch"),
         (["tools=[]"], "tools"),
+        (["tools=[{name: calculator, timeout_s: 9, deadline_s: 3}]"], "tools.0.deadline_s"),
         (["rollout.workers=64"], "rollout.workers"),
+        (["engine.tensor_parallel=2"], "engine.tensor_parallel"),
     ],
 )
 def test_an_odd_setting_runs_with_a_warning(overrides: list[str], key: str) -> None:
     _, warnings = presets.load_with_warnings("quickstart-cpu", [*FIXED, *overrides])
     assert [warning.key for warning in warnings] == [key]
     assert warnings[0].where == "command line"
+
+
+def test_a_deferred_result_needs_a_turn_that_can_use_it() -> None:
+    told = refused("tools=[{name: calculator, mode: deferred}]", "rollout.max_turns=2")
+    assert [key for key, _ in told] == ["tools.0.mode"] and "set 3 or more" in told[0][1]
+    presets.load("quickstart-cpu", [*FIXED, "tools=[{name: calculator, mode: deferred}]", "rollout.max_turns=3"])
+
+
+def test_two_mcp_servers_are_two_entries() -> None:
+    servers = "tools=[{name: mcp, options: {url: 'http://a/mcp'}}, {name: mcp, options: {url: 'http://b/mcp'}}]"
+    assert len(presets.load("quickstart-cpu", [*FIXED, servers]).tools) == 2
 
 
 def test_import_paths_and_vllm_parsers_are_left_to_the_loader() -> None:
@@ -164,6 +209,8 @@ def test_each_bound_is_of_a_key_that_exists() -> None:
         ("policy loss", "toolrl.algorithms", "toolrl.algorithms.registries:policy_loss_registry"),
         ("correction", "toolrl.algorithms", "toolrl.algorithms.registries:correction_registry"),
         ("regulariser", "toolrl.algorithms", "toolrl.algorithms.registries:regularizer_registry"),
+        ("guard action", "toolrl.guards.actions", "toolrl.guards.actions.action:guard_actions"),
+        ("critic", "toolrl.supervision.reflection", "toolrl.supervision.reflection.critic:critics"),
     ],
 )
 def test_names_read_from_the_sources_are_those_of_the_registry(kind: str, module: str, registry: str) -> None:
@@ -173,7 +220,7 @@ def test_names_read_from_the_sources_are_those_of_the_registry(kind: str, module
     assert names and set(names) == registered_names.registered(kind)
 
 
-@pytest.mark.parametrize("kind", ["advantage", "policy loss", "correction", "regulariser", "reward"])
+@pytest.mark.parametrize("kind", ["advantage", "policy loss", "correction", "regulariser", "reward", "guard action"])
 def test_the_options_of_every_part_can_be_read(kind: str) -> None:
     assert all(registered_names.options(kind, name) is not None for name in registered_names.registered(kind))
 
@@ -182,7 +229,7 @@ def test_what_the_learner_passes_is_no_option() -> None:
     taken, required = registered_names.options("policy loss", "ctpo") or (frozenset(), frozenset())
     assert {"clip_low", "clip_high", "power", "dual_clip", "space"} == taken and not required
     taken, _ = registered_names.options("advantage", "gtpo") or (frozenset(), frozenset())
-    assert {"gamma", "normalize", "alpha", "discount_outcome"} <= taken and "group" not in taken
+    assert {"gamma", "normalize", "discount_outcome"} <= taken and "group" not in taken
 
 
 def test_families_read_from_the_sources_are_those_of_reasoning_gym() -> None:

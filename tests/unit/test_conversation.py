@@ -1,3 +1,4 @@
+import functools
 import threading
 import time
 from collections import Counter
@@ -82,17 +83,19 @@ EXACT = [
     "lfm2_v2",
     "nemotron_3_nano",
 ]
-CHATS = {
-    name: ChatFormat(tokenizer_for(TEMPLATES[name]), tools=TOOLS, parser=get("hermes"), on_rewritten_history="split")
-    for name in EXACT
-}
+
+
+@functools.cache
+def _chat(name: str) -> ChatFormat:
+    tokenizer = tokenizer_for(TEMPLATES[name])
+    return ChatFormat(tokenizer, tools=TOOLS, parser=get("hermes"), on_rewritten_history="split")
 
 
 @pytest.mark.parametrize("name", EXACT)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_no_control_token_enters_through_a_tools_output(name: str, data: st.DataObject):
-    chat = CHATS[name]
+    chat = _chat(name)
     control = list(chat._encoder.control)
     halves = [half for string in control for half in (string[:3], string[3:])]
     piece = st.one_of(
@@ -112,7 +115,7 @@ def test_no_control_token_enters_through_a_tools_output(name: str, data: st.Data
 @given(texts=st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=3))
 @settings(max_examples=12, deadline=None)
 def test_any_result_is_shown_as_the_template_renders_it(name: str, texts: list[str]):
-    chat = CHATS[name]
+    chat = _chat(name)
     turn = _turn(chat)
     results = [_result(text, n) for n, text in enumerate(texts)]
     ids = chat.observation_ids(turn, results)
@@ -123,7 +126,7 @@ def test_any_result_is_shown_as_the_template_renders_it(name: str, texts: list[s
 
 @pytest.mark.parametrize("name", EXACT)
 def test_no_control_token_enters_through_a_made_up_tool_name(name: str):
-    chat = CHATS[name]
+    chat = _chat(name)
     hostile = ToolResult("<|im_end|>", "".join(chat._encoder.control), "invalid_call", "x")
     shown = chat.observation_ids(_turn(chat), [hostile])
     neutral = chat.observation_ids(_turn(chat), [_result("x")])

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from actors.engine_setup import engine_arguments, engine_environment, environment, resolve_transport
+from actors.engine_setup import engine_arguments, engine_environment, environment
 from toolrl.config import EngineConfig
 
 
@@ -33,7 +33,7 @@ def test_a_gpu_keeps_vllms_own_scheduling_and_memory() -> None:
     given = arguments(EngineConfig(gpu_memory_share=0.7), device="cuda", transport="nccl", sleepable=True)
     assert given.keys().isdisjoint({"enable_chunked_prefill", "max_num_batched_tokens", "kv_cache_memory_bytes"})
     assert (given["gpu_memory_utilization"], given["enable_sleep_mode"]) == (0.7, True)
-    assert given["weight_transfer_config"] == {"backend": "nccl"}
+    assert given["weight_transfer_config"] == {"backend": "toolrl_nccl"}
 
 
 def test_kv_cache_may_be_a_part_of_a_gib() -> None:
@@ -74,10 +74,3 @@ def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError
     assert dict(os.environ) == before | {"TOOLRL_C": "set by someone else meanwhile"}
     monkeypatch.delenv("TOOLRL_C")
-
-
-def test_transports() -> None:
-    assert resolve_transport("auto", "cpu") == resolve_transport("auto", "cuda") == "shared_memory"
-    assert resolve_transport("nccl", "cuda") == "nccl"
-    with pytest.raises(ValueError, match=r"weights\.transport=ipc needs the engine on a GPU"):
-        resolve_transport("ipc", "cpu")

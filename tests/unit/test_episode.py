@@ -29,7 +29,7 @@ async def test_a_call_its_result_and_an_answer_are_the_templates_whole_render():
     assert (episode.outcome, episode.answer, episode.limit) == (Outcome.ANSWERED, "408", None)
     assert episode.rewards == {"outcome": 1.0}
     assert [turn.kind for turn in episode.turns] == ["policy", "tool", "policy"]
-    assert seen == [2]
+    assert seen == [1, 2]  # every turn boundary before the end
     messages = [
         *QUESTION,
         {"role": "assistant", "content": CALL.removesuffix(END)},

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from learner.attention import PackedLayout
+from learner.layout import PackedLayout
 from learner.logprobs import token_logprobs
 from learner.norms import quicken
 from learner.packing import pack
@@ -131,14 +131,14 @@ def test_an_empty_share_runs_and_has_a_gradient_of_zero(model_dir):
 
 
 def test_buckets_bound_the_padding_and_keep_every_token():
-    lengths = [4000, 3900, 1000, 990, 10, 10]
+    lengths = [10, 4000, 990, 3900, 1000, 10]
     layout = PackedLayout.of(lengths)
-    assert sum(bucket.tokens for bucket in layout.buckets) == sum(lengths)
+    assert sorted(layout.home.tolist()) == sorted(set(layout.home.tolist())) and len(layout.home) == sum(lengths)
     assert sum(bucket.rows for bucket in layout.buckets) == len(lengths)
     cells = sum(bucket.rows * bucket.width for bucket in layout.buckets)
     assert cells < 1.35 * sum(lengths)
     (even,) = PackedLayout.of([7, 7, 7]).buckets
-    assert even.cells is None and (even.rows, even.width) == (3, 7)
+    assert even.tokens is None and (even.rows, even.width) == (3, 7)
 
 
 def test_entropy_and_logprob_gradients_by_finite_differences():
@@ -178,9 +178,9 @@ def test_a_token_that_cannot_be_sampled_has_no_nan_entropy():
 
 
 def test_peak_memory_follows_the_chunk_and_not_the_length():
-    """Rows × vocabulary would be 4096 × 20,000 floats = 328 MB; saved tensors must stay far below."""
-    weight = torch.randn(20_000, 4, requires_grad=True)
-    hidden = torch.randn(4096, 4, requires_grad=True)
+    """Rows × vocabulary would be 2048 × 5,000 floats = 41 MB; saved tensors must stay far below."""
+    weight = torch.randn(5_000, 4, requires_grad=True)
+    hidden = torch.randn(2048, 4, requires_grad=True)
     saved = 0
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -189,8 +189,8 @@ def test_peak_memory_follows_the_chunk_and_not_the_length():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logp, _ = token_logprobs(lambda rows: rows @ weight.T, hidden, torch.zeros(4096, dtype=torch.long), pieces=16)
-    assert saved < 5_000_000
+        logp, _ = token_logprobs(lambda rows: rows @ weight.T, hidden, torch.zeros(2048, dtype=torch.long), pieces=16)
+    assert saved < 2_000_000
     logp.sum().backward()
     assert torch.isfinite(weight.grad).all()
 
@@ -234,3 +234,25 @@ def test_a_norm_of_another_kind_is_left_alone():
             return super().forward(hidden_states) * (1 + self.weight)
 
     assert quicken(torch.nn.ModuleList([ShiftedNorm(8), torch.nn.LayerNorm(8)])) == 0
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_watched_tokens_are_read_on_the_way_and_change_nothing(pieces, gradient):
+    generator = torch.Generator().manual_seed(3)
+    head = torch.nn.Linear(6, 40, bias=False)
+    hidden = torch.randn(11, 6, generator=generator).requires_grad_(gradient)
+    targets = torch.randint(40, (11,), generator=generator)
+    scale = torch.full((11,), 1 / 0.7)
+    watched = torch.tensor([3, 39, 0])
+    with torch.set_grad_enabled(gradient):
+        plain = token_logprobs(head, hidden, targets, inverse_temperature=scale, pieces=pieces)
+        found = token_logprobs(head, hidden, targets, inverse_temperature=scale, pieces=pieces, watched=watched)
+    assert len(plain) == 2 and len(found) == 3
+    expected = (hidden.double() @ head.weight.double().T / 0.7).log_softmax(-1)[:, watched]
+    torch.testing.assert_close(found[2].double(), expected.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[:2], plain, atol=0, rtol=0)
+    if gradient:
+        assert not found[2].requires_grad
+        gradients = [torch.autograd.grad(each[0].sum(), [hidden, head.weight]) for each in (plain, found)]
+        torch.testing.assert_close(gradients[1], gradients[0], atol=0, rtol=0)

@@ -82,6 +82,31 @@ def test_the_loss_is_the_sum_of_the_published_parts():
     assert float(sums.totals["gap"]) == pytest.approx(float(gap.double().sum()), rel=1e-6)
 
 
+def test_an_added_weight_is_the_same_as_a_configured_one():
+    configured = [Named("kl", {"weight": 0.3, "estimator": "k2"}), Named("llds", {"weight": 0.5})]
+    everything = [list(range(len(SEQUENCES)))]
+    loss, grads, _ = run(PolicyObjective(AlgorithmConfig(regularizers=configured), max_response_tokens=50), everything)
+    little = [Named("kl", {"weight": 0.1, "estimator": "k2"})]
+    objective = PolicyObjective(AlgorithmConfig(regularizers=little), max_response_tokens=50)
+    plain, *_ = run(objective, everything)
+    objective.add_weights({"kl": 0.2, "llds": 0.5})
+    mine, mine_grads, _ = run(objective, everything)
+    assert mine == pytest.approx(loss, rel=1e-6) and abs(mine - plain) > 1e-3
+    for index, grad in grads.items():
+        torch.testing.assert_close(mine_grads[index], grad, rtol=1e-5, atol=1e-8)
+    objective.add_weights({"kl": 0.0, "llds": 0.0})
+    assert run(objective, everything)[0] == plain
+
+
+def test_kl_to_the_reference_is_read_while_it_weighs_something():
+    objective = PolicyObjective(AlgorithmConfig(regularizers=[]), max_response_tokens=50)
+    assert not objective.reads_reference
+    objective.add_weights({"kl": 0.1, "llds": 0.0})
+    assert objective.reads_reference and [term.name for term in objective.terms] == ["kl"]
+    objective.add_weights({"kl": 0.0})
+    assert not objective.reads_reference and not objective.terms
+
+
 def test_without_old_logprobs_the_ratio_is_one():
     batch = pack(SEQUENCES)
     logp = values_for(batch, 0).requires_grad_()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.planning import plan_micro_batches, split_updates
+from learner.prefixes import PrefixOrder
 from learner.schedule import learning_rate
+
+
+def unrelated(lengths: list[int]) -> PrefixOrder:
+    return PrefixOrder([np.full(length, index) for index, length in enumerate(lengths)], "on")
+
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
@@ -15,31 +22,31 @@ LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 @settings(max_examples=150, deadline=None)
 @given(lengths=LENGTHS, ranks=st.integers(1, 5), cap=st.integers(1, 1500))
 def test_a_plan_holds_each_sequence_once_within_the_cap(lengths, ranks, cap):
-    plan = plan_micro_batches(lengths, ranks=ranks, max_tokens=cap)
+    plan = plan_micro_batches(unrelated(lengths), ranks=ranks, max_tokens=cap)
     assert all(len(micro_batch) == ranks for micro_batch in plan)
     shares = [share for micro_batch in plan for share in micro_batch]
     assert sorted(index for share in shares for index in share) == list(range(len(lengths)))
     for share in shares:
         assert len(share) <= 1 or sum(lengths[index] for index in share) <= cap
         assert [lengths[index] for index in share] == sorted((lengths[index] for index in share), reverse=True)
-    assert plan == plan_micro_batches(lengths, ranks=ranks, max_tokens=cap)
+    assert plan == plan_micro_batches(unrelated(lengths), ranks=ranks, max_tokens=cap)
 
 
 def test_ranks_carry_even_loads():
     lengths = [37 * index % 211 + 20 for index in range(128)]
-    plan = plan_micro_batches(lengths, ranks=4, max_tokens=1024)
+    plan = plan_micro_batches(unrelated(lengths), ranks=4, max_tokens=1024)
     loads = [sum(lengths[index] for micro_batch in plan for index in micro_batch[rank]) for rank in range(4)]
     assert max(loads) < 1.01 * min(loads)
     assert len(plan) <= -(-sum(lengths) // (4 * 1024)) + 1
 
 
 def test_fewer_sequences_than_ranks_leave_empty_shares():
-    assert plan_micro_batches([5], ranks=3, max_tokens=10) == [[[0], [], []]]
+    assert plan_micro_batches(unrelated([5]), ranks=3, max_tokens=10) == [[[0], [], []]]
 
 
 def test_a_cap_below_one_is_refused():
     with pytest.raises(ValueError, match="tokens_per_micro_batch"):
-        plan_micro_batches([5], ranks=1, max_tokens=0)
+        plan_micro_batches(unrelated([5]), ranks=1, max_tokens=0)
 
 
 @settings(max_examples=100, deadline=None)

@@ -39,6 +39,23 @@ def test_masks_turns_and_advantages_come_from_the_recorded_turns():
     assert (made.temperature, made.trajectory_id, made.group_id) == (0.7, "t", "g")
 
 
+def test_advantages_may_come_one_a_policy_token():
+    (made,) = sequences_from([three_turns()], [[0.5, 0.25, -1.0, 2.0]], per_token=True)
+    assert made.advantages.tolist() == [0.5, 0.25, -1.0, 0.0, 0.0, 2.0]
+    (by_turn,) = sequences_from([three_turns()], [[0.5, -1.0, 2.0]])
+    (spread,) = sequences_from([three_turns()], [[0.5, 0.5, -1.0, 2.0]], per_token=True)
+    assert spread.advantages.tolist() == by_turn.advantages.tolist()
+    with pytest.raises(ValueError, match="trajectory t: 3 advantages for 4 policy tokens"):
+        sequences_from([three_turns()], [[0.5, -1.0, 2.0]], per_token=True)
+
+
+def test_advantages_of_tokens_follow_a_rewritten_history():
+    rewritten = three_turns()
+    rewritten.turns[3].fresh_context = True
+    first, second = sequences_from([rewritten], [[0.5, 0.25, -1.0, 2.0]], per_token=True)
+    assert first.advantages.tolist() == [0.5, 0.25, -1.0] and second.advantages.tolist() == [2.0]
+
+
 def test_what_does_not_count_is_left_out():
     lost = three_turns()
     lost.outcome = Outcome.INFRA_ERROR

@@ -21,10 +21,10 @@ def test_the_quickstart_fits_two_cores_and_no_gpu() -> None:
     assert plan.memory_gib < 8
 
 
-def test_math_4b_takes_eight_gpus_and_half_of_them_learn() -> None:
+def test_math_4b_takes_eight_gpus_and_two_of_them_learn() -> None:
     plan = placement.plan(presets.load("math-4b"), NODE)
     assert plan.total()["GPU"] == 8.0
-    assert [part.count * part.gpus for part in plan.parts if part.name == "learner rank"] == [4.0]
+    assert [part.count * part.gpus for part in plan.parts if part.name == "learner rank"] == [2.0]
 
 
 def test_colocated_engine_and_learner_share_one_gpu() -> None:
@@ -41,7 +41,7 @@ def test_colocated_engine_and_learner_share_one_gpu() -> None:
             "CPU: needs 5 (4 × rollout worker, 1 × learner rank), there are 2",
         ),
         ("quickstart-cpu", [], {"CPU": 1}, "there is 1"),
-        ("math-4b", [], {"CPU": 64, "GPU": 4}, "GPU: needs 8 (4 × rollout worker, 4 × learner rank), there are 4"),
+        ("math-4b", [], {"CPU": 64, "GPU": 4}, "GPU: needs 8 (6 × rollout worker, 2 × learner rank), there are 4"),
         ("single-gpu-1.5b", [], LAPTOP, "GPU: needs 1"),
         ("quickstart-cpu", ["placement.sandbox=hosts"], {"CPU": 8}, "sandbox: needs 1 (1 × sandbox host), there are 0"),
     ],
@@ -89,3 +89,23 @@ def test_each_sandbox_host_takes_a_unit_of_the_resource() -> None:
     assert placement.plan(config, {"CPU": 16, "sandbox": 3}).total()["sandbox"] == 3
     with pytest.raises(PlacementError, match="sandbox: needs 3 \\(3 × sandbox host\\), there are 2"):
         placement.plan(config, {"CPU": 16, "sandbox": 2})
+
+
+def test_an_engine_over_two_nodes_takes_equal_shares_of_both() -> None:
+    config = presets.load(
+        "agent-32b", ["engine.tensor_parallel=8", "engine.pipeline_parallel=2", "engine.nodes=2", "rollout.workers=2"]
+    )
+    parts = {part.name: part for part in placement.needed(config, "cuda").parts}
+    assert [(parts[name].count, parts[name].gpus) for name in ("rollout worker", "engine node")] == [(2, 8.0), (2, 8.0)]
+    assert placement.plan(config, {"CPU": 99, "GPU": 56, "sandbox": 4}).total()["GPU"] == 2 * 16 + 24
+    assert "tensor parallel 8, pipeline parallel 2, over 2 nodes" in parts["rollout worker"].note
+    more = placement.missing_for_workers(config, {"CPU": 99, "GPU": 16}, "cuda")
+    assert more == [f"GPU: needs 32 (2 × rollout worker, 2 × engine node), there are 16; {placement._REMEDY['GPU']}"]
+
+
+def test_an_engine_that_no_node_holds_is_told_to_spread() -> None:
+    wide = placement.needed(presets.load("agent-32b", ["engine.tensor_parallel=16"]), "cuda")
+    (told,) = placement.too_large(wide, 8)
+    assert told.startswith("a rollout worker takes 16 GPUs of one node, and the largest has 8; spread each engine over")
+    spread = presets.load("agent-32b", ["engine.tensor_parallel=16", "engine.nodes=2"])
+    assert placement.too_large(placement.needed(spread, "cuda"), 8) == []

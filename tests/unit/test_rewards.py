@@ -6,9 +6,11 @@ import logging
 import pytest
 
 from toolrl.answers import answer_of
-from toolrl.config import Named, RewardConfig, TaskConfig
+from toolrl.config import LateRewardConfig, Named, RewardConfig, TaskConfig
+from toolrl.errors import UserError
 from toolrl.registry import UnknownName
-from toolrl.rewards import RewardPipeline
+from toolrl.reward_records import awaited_rewards, deliver
+from toolrl.rewards import Pending, RewardPipeline, reward_id
 from toolrl.tasks import AnswerChecker, Task
 from toolrl.trajectory import CallError, Outcome, ToolCall, ToolResult, Trajectory, Turn
 
@@ -125,6 +127,12 @@ async def test_overlong_without_a_ramp_is_a_step():
         assert trajectory.rewards["overlong"] == reward
 
 
+async def test_overlong_takes_a_fifth_as_its_ramp_as_dapo_does():
+    for sampled, reward in ((16384, 0.0), (18432, -0.5), (20480, -1.0)):
+        trajectory = await score(episode(policy(sampled)), ("overlong", {"max_tokens": 20480}))
+        assert trajectory.rewards["overlong"] == pytest.approx(reward)
+
+
 async def test_weights_scale_what_is_recorded():
     trajectory = episode(policy(calls=1), tool("ok"), policy())
     await score(trajectory, ("outcome",), ("call_cost",), weights={"outcome": 2.0, "call_cost": 0.5})
@@ -215,3 +223,51 @@ async def test_a_reward_that_comes_too_late_is_missing():
 def test_a_reward_config_that_cannot_work_is_refused_at_once(components, weights, message):
     with pytest.raises((ValueError, UnknownName), match=message):
         RewardPipeline(RewardConfig(components, weights), AnswerChecker(TaskConfig()))
+
+
+def later(trajectory, task, context):
+    return Pending()
+
+
+async def test_what_comes_later_is_awaited_under_its_name_with_its_weight():
+    trajectory = episode(policy(calls=1), tool("ok"), policy())
+    config = RewardConfig(
+        components=[Named("call_cost"), Named(f"{__name__}:later")],
+        weights={"later": 0.5, "judge": 2.0},
+        late=LateRewardConfig(names=["judge"]),
+    )
+    before = reward_id(trajectory)
+    async with AnswerChecker(TaskConfig()) as checker:
+        await RewardPipeline(config, checker).score(trajectory, TASK)
+    assert trajectory.outcome is Outcome.ANSWERED
+    assert trajectory.turn_rewards == [-0.1, 0.0]
+    assert awaited_rewards(trajectory) == {"judge": 2.0, "later": 0.5}
+    assert reward_id(trajectory) == before, "what it was asked under is what it is delivered under"
+    deliver(trajectory, "judge", [0.25, 1])
+    deliver(trajectory, "later", True)
+    assert [turn.rewards for turn in trajectory.policy_turns] == [
+        {"call_cost": -0.1, "judge": 0.5},
+        {"call_cost": 0.0, "judge": 2.0},
+    ]
+    assert (trajectory.rewards, awaited_rewards(trajectory)) == ({"later": 0.5}, {})
+    with pytest.raises(KeyError):
+        deliver(trajectory, "judge", 1.0)
+
+
+async def test_nothing_is_awaited_for_a_trajectory_whose_other_rewards_failed():
+    trajectory = episode(policy())
+    config = RewardConfig(components=[Named(f"{__name__}:bad", {"what": None})], late=LateRewardConfig(names=["judge"]))
+    async with AnswerChecker(TaskConfig()) as checker:
+        await RewardPipeline(config, checker).score(trajectory, TASK)
+    assert trajectory.outcome is Outcome.REWARD_MISSING
+    assert awaited_rewards(trajectory) == {}
+
+
+def test_a_late_reward_that_is_a_component_too_is_refused():
+    with pytest.raises(UserError, match="'outcome' is a component already"):
+        RewardPipeline(RewardConfig(late=LateRewardConfig(names=["outcome"])), None)
+
+
+def test_the_id_of_a_reward_is_that_of_the_tokens():
+    first, again, other = episode(policy()), episode(policy()), episode(policy(tokens=4))
+    assert reward_id(first) == reward_id(again) != reward_id(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from toolrl import presets
 from toolrl.app.model_folder import make_folder
-from toolrl.app.run_folder import RunFolder
+from toolrl.app.run_folder import RunFolder, checkpoint_is_due
+from toolrl.config import LoopConfig
 from toolrl.errors import UserError
 
 
@@ -34,6 +36,23 @@ def test_a_new_run_has_settings_versions_and_no_checkpoint(folder: RunFolder) ->
     assert (folder.path / "config.yaml").is_file() and (folder.path / "versions.json").is_file()
     assert folder.latest_checkpoint() is None
     assert presets.load(str(folder.path / "config.yaml"), []).name == "run"
+
+
+def test_a_run_is_finished_when_what_its_last_step_came_to_is_exported(folder: RunFolder) -> None:
+    save(folder, 10)
+    assert not folder.is_finished(10)
+    folder.mark_finished(10)
+    assert folder.is_finished(10) and folder.is_finished(8) and not folder.is_finished(11)
+
+
+def test_the_number_of_workers_that_a_run_was_scaled_to_is_that_of_its_continuation(folder: RunFolder) -> None:
+    settings, before = folder.path / "config.yaml", presets.load(str(folder.path / "config.yaml"), [])
+    folder.keep_workers(3)
+    after = presets.load(str(settings), [])
+    assert after.rollout.workers == 3 != before.rollout.workers
+    after.rollout.workers = before.rollout.workers
+    assert after == before  # nothing else changes
+    RunFolder.check_resumable(presets.load(str(settings), ["rollout.workers=2"]))  # who resumes it has the last word
 
 
 def test_a_checkpoint_that_was_never_finished_is_none(folder: RunFolder) -> None:
@@ -112,3 +131,41 @@ def test_a_place_that_cannot_be_written_is_the_users_to_mend(tmp_path: Path) -> 
     for path in (tmp_path / "file" / "runs", Path("/proc/nothing/here")):
         with pytest.raises(UserError, match=r"cannot be written .* --runs-dir"):
             make_folder(path)
+
+
+@pytest.mark.parametrize(("every", "due"), [(0, [7]), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (9, [7])])
+def test_checkpoints_come_every_so_many_steps_and_after_the_last(every: int, due: list[int]) -> None:
+    loop = LoopConfig(steps=7, checkpoint_every_steps=every)
+    assert [step for step in range(1, 8) if checkpoint_is_due(step, loop)] == due
+
+
+def save_good(folder: RunFolder, step: int, *, is_good: bool) -> None:
+    folder.checkpoint(step).mkdir()
+    folder.save_checkpoint_state(step, step + 1, guards={"rules": {"r": step}}, is_good=is_good)
+
+
+def test_a_roll_back_goes_to_the_newest_good_checkpoint_that_is_old_enough(folder: RunFolder) -> None:
+    assert folder.good_checkpoint(100) is None
+    for step, is_good in ((0, True), (4, True), (8, True), (9, False)):
+        save_good(folder, step, is_good=is_good)
+    assert [getattr(folder.good_checkpoint(before), "step", None) for before in (100, 9, 8, 7, 3)] == [8, 8, 8, 4, 0]
+    shutil.rmtree(folder.checkpoint(0))
+    found = folder.good_checkpoint(3)
+    assert found is not None and found.step == 4, "none is so old: the oldest good one"
+    assert found.guards == {"rules": {"r": 4}}
+
+
+def test_a_removed_checkpoint_is_none_and_its_step_can_be_saved_again(folder: RunFolder) -> None:
+    save_good(folder, 3, is_good=False)
+    folder.remove_checkpoint(3)
+    folder.remove_checkpoint(4)
+    assert folder.checkpoint_states() == []
+    save_good(folder, 3, is_good=True)
+    assert [state.is_good for state in folder.checkpoint_states()] == [True]
+
+
+def test_pruning_keeps_the_newest_good_one(folder: RunFolder) -> None:
+    for step in (1, 2, 3, 4, 5):
+        save_good(folder, step, is_good=step in (1, 2))
+    folder.prune_checkpoints(2)
+    assert steps(folder) == ["step-2", "step-4", "step-5"]

@@ -9,6 +9,7 @@ import pytest
 
 from toolrl import tasks
 from toolrl.config import TaskConfig
+from toolrl.tasks import verifiers
 
 
 def verl_row(number, prompt=None):
@@ -133,3 +134,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             source(path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "score"),
+    [
+        ("The Beatles", "beatles", 1.0),
+        ("St. John's, N.L.", "st johns  NL", 1.0),
+        ("apolo 11", ["Apollo 11", "Apollo XI"], 0.0),
+        ("Apollo XI!", ["Apollo 11", "Apollo XI"], 1.0),
+        ("1969", 1969, 1.0),
+        ("the", "a", 0.0),  # nothing is left to compare
+    ],
+)
+def test_exact_match_ignores_case_punctuation_and_articles(answer: str, truth: object, score: float) -> None:
+    assert verifiers.load("exact_match")(answer, truth, {}) == score

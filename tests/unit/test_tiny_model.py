@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from toolrl.app.model_folder import ModelNotFound, prepare_model
 from toolrl.app.tiny_model import write_tiny_model
 from toolrl.app.tiny_tokenizer import TAGS, VOCABULARY_SIZE, build_tokenizer
-from toolrl.config import ModelConfig, RunConfig
+from toolrl.config import LearnerConfig, ModelConfig, RunConfig
+from toolrl.errors import ConfigError
 
 TOOLS = [
     {
@@ -122,3 +123,12 @@ def test_a_model_that_is_not_there_is_refused_with_the_remedy(tmp_path: Path, pa
     with pytest.raises(ModelNotFound, match=r"model\.path.*(tiny:qwen3|folder)"):
         prepare_model(config)
     assert not (tmp_path / "r" / "model").exists()
+
+
+def test_a_model_whose_rows_the_learner_s_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    config = RunConfig(name="r", runs_dir=str(tmp_path), learner=LearnerConfig(ranks=3, sequence_parallel=3))
+    for _ in range(2):  # the second finds the folder
+        with pytest.raises(ConfigError, match="must divide the model's 4 attention heads; one of 1, 2, 4"):
+            prepare_model(config)
+    config.learner.ranks = config.learner.sequence_parallel = 2
+    assert prepare_model(config).is_dir()

@@ -21,6 +21,9 @@ class Run:
     exit_code: int | None = None
     wall_s: float = 0.0
     queue_s: float = 0.0
+    cpu_s: float = 0.0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
     state_lost: bool = False
     note: str = ""
 

@@ -174,3 +174,40 @@ class BadSchema(Counter):
 def test_a_tool_that_cannot_work_is_refused_at_once(configs, message):
     with pytest.raises((ValueError, UnknownName), match=message):
         Toolbox.build(configs, interpreter=None, seed=0)
+
+
+async def test_recorded_calls_run_again_for_their_state_and_failures_on_purpose_are_not_drawn_again():
+    calls = [call("counter", number=i, what="count") for i in range(12)] + [call("calculator", 12, expression="1 + 1")]
+    async with box(failure_rate=0.5).session("one") as first:
+        recorded = [await first.call(each) for each in calls]
+        following = await first.call(call("counter", what="count"))
+    failed = [result.injected for result in recorded]
+    assert 2 < sum(failed) < 10 and not failed[-1]
+    assert [result.status == "error" for result in recorded] == failed
+
+    toolbox = box(failure_rate=0.5)
+    for episode in ("one", "a branch, which draws for itself"):
+        async with toolbox.session(episode) as again:
+            replayed = [await again.replay(each, was) for each, was in zip(calls, recorded, strict=True)]
+            assert [result is None for result in replayed] == [*failed[:-1], True]  # the calculator keeps no state
+            assert [r.text for r in replayed if r] == [
+                r.text for r, no in zip(recorded[:-1], failed[:-1], strict=True) if not no
+            ]
+            assert again._calls == len(calls)
+            if episode == "one":  # what it draws from here on is what it would have drawn
+                after = await again.call(call("counter", what="count"))
+                assert (after.status, after.text, after.injected) == (
+                    following.status, following.text, following.injected
+                )  # fmt: skip
+
+
+async def test_a_call_that_reached_no_tool_reaches_none_when_it_is_replayed():
+    toolbox = box()
+    unknown = call("missing", what="count")
+    async with toolbox.session("one") as one:
+        assert await one.replay(unknown, ToolResult("call_0", "missing", "invalid_call", "Error")) is None
+        assert (
+            await one.replay(unknown, ToolResult("call_0", "missing", "ok", "a tool that is configured no more"))
+            is None
+        )
+    assert toolbox._tools["counter"].opened == []

@@ -22,7 +22,7 @@ def trajectory(logprobs: list[float], **fields: object) -> Trajectory:
     return Trajectory("id", "g000001", "task", 3, list(range(50)), [turn], Outcome.ANSWERED, **fields)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(trajectories())
 def test_any_trajectory_survives_the_round_trip(original: Trajectory) -> None:
     assert decode(encode(original)) == original
@@ -31,7 +31,7 @@ def test_any_trajectory_survives_the_round_trip(original: Trajectory) -> None:
 nasty_text = st.text(max_size=6) | st.sampled_from(["\ud800", "a\udfffb"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(trajectories(json_values(nasty_text, st.integers())))
 def test_huge_integers_and_lone_surrogates_survive(original: Trajectory) -> None:
     assert decode(encode(original)) == original

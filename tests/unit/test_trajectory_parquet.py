@@ -14,7 +14,7 @@ from tests.trajectory_strategies import trajectories
 from toolrl import trajectory_parquet
 from toolrl.trajectory import Outcome, ToolCall, Trajectory, Turn
 
-in_one_folder = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+in_one_folder = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @in_one_folder

@@ -16,7 +16,7 @@ from toolrl.app.run_folder import RunFolder
 from toolrl.app.viewer import plot_curves
 from toolrl.app.viewer.ledger_table import ledger_table
 from toolrl.app.viewer.screen import Seen, screen, sparkline
-from toolrl.app.viewer.step_line import duration, number, step_line
+from toolrl.app.viewer.step_line import duration, number, queue_depths, step_line
 from toolrl.app.viewer.summary import summary
 from toolrl.app.viewer.trajectory_text import trajectory_text
 from toolrl.app.viewer.view import View, chosen
@@ -226,6 +226,11 @@ def test_a_sparkline_rises_with_its_values(values: list[float], shown: str) -> N
 def test_a_long_history_is_averaged_into_the_width() -> None:
     line = sparkline([float(i) for i in range(1000)], width=16)
     assert len(line) == 16 and line[0] == "▁" and line[-1] == "█"
+
+
+def test_groups_that_wait_for_rewards_are_told_where_there_are_some() -> None:
+    assert queue_depths(METRICS | {"buffer/groups_unrewarded": 0.0}) == queue_depths(METRICS)
+    assert queue_depths(METRICS | {"buffer/groups_unrewarded": 4.0}) == "13 generating, 3 ready, 4 unrewarded"
 
 
 def test_missing_and_infinite_numbers_are_a_dash() -> None:

@@ -12,7 +12,7 @@ from actors.weights.publication import Publication
 
 
 def publication(version: int) -> Publication:
-    return Publication(version, (), ())
+    return Publication(version, ())
 
 
 class Engine:
@@ -23,11 +23,15 @@ class Engine:
         self.gate.set()
         self.taken: list[int] = []
         self.error: Exception | None = None
+        self.fails_once: Exception | None = None
 
     async def take(self, given: Publication) -> dict[str, Any]:
         await self.gate.wait()
         if self.error is not None:
             raise self.error
+        once, self.fails_once = self.fails_once, None
+        if once is not None:
+            raise once
         self.taken.append(given.version)
         return {"version": given.version}
 
@@ -74,6 +78,19 @@ async def test_an_engine_that_errs_is_named_and_tried_again_with_the_next() -> N
     engine.error = None
     assert (await channel.publish(publication(2))).applied == {"a": {"version": 2}}
     assert channel.behind == {}
+
+
+async def test_an_engine_that_failed_on_a_version_that_is_not_the_latest_is_given_the_latest() -> None:
+    channel, engine = WeightChannel(deadline_s=0.05), Engine()
+    await channel.join("a", engine.take)
+    engine.gate.clear()
+    await channel.publish(publication(1))
+    late = asyncio.create_task(channel.publish(publication(2)))
+    await asyncio.sleep(0.01)
+    engine.fails_once = RuntimeError("version 1 has been overwritten")
+    engine.gate.set()
+    assert (await late).applied == {"a": {"version": 2}}
+    assert (engine.taken, channel.behind) == ([2], {})
 
 
 async def test_an_engine_that_erred_is_tried_again_without_a_new_version_and_not_for_ever() -> None:

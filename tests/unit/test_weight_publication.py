@@ -1,8 +1,14 @@
-"""Packing, checksums and shared memory: what the learner sends is what an engine may load."""
+"""Publishing, checksums and shared memory: what the learner sends is what an engine may load."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.weights.publication import ALIGNMENT, EmptyPublication, Publication, TensorRecord, checksum_of, pack
-from actors.weights.shared_memory import NoSharedMemory, mapped, remove_orphans, staged
+from actors.weights import Publication, Publisher, TensorRecord
+from actors.weights.publication import ALIGNMENT, checksum_of
+from actors.weights.publisher import PIECE_BYTES, EmptyPublication
+from actors.weights.shared_memory import NoSharedMemory, SlotGone, Slots, available_bytes, identity, mapped, reading
 
 TENSORS = {
     "embed": torch.arange(700, dtype=torch.float32).reshape(70, 10),
@@ -23,36 +31,54 @@ TENSORS = {
 }
 
 
-def unpack(bucket: np.ndarray, record: TensorRecord) -> torch.Tensor:
-    content = torch.from_numpy(bucket[record.offset : record.offset + record.nbytes].copy())
-    return content.view(getattr(torch, record.dtype)).view(record.shape)
+def content(publication: Publication, record: TensorRecord) -> np.ndarray:
+    bucket = mapped(publication.paths[record.bucket], publication.sizes[record.bucket])
+    return bucket[record.offset : record.offset + record.nbytes]
+
+
+def unpack(publication: Publication, record: TensorRecord) -> torch.Tensor:
+    flat = torch.from_numpy(content(publication, record).copy())
+    return flat.view(getattr(torch, record.dtype)).view(record.shape)
+
+
+def by_name(publication: Publication) -> dict[str, TensorRecord]:
+    return {record.name: record for record in publication.tensors}
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 3000, 1 << 20])
 def test_buckets_give_the_tensors_back(bucket_bytes: int) -> None:
-    buckets, records = [], []
-    for bucket, some in pack(TENSORS.items(), bucket_bytes=bucket_bytes):
-        assert {record.bucket for record in some} == {len(buckets)}
-        assert len(some) == 1 or bucket.nbytes <= bucket_bytes
-        buckets.append(bucket)
-        records += some
-    assert [record.name for record in records] == list(TENSORS)
-    for record in records:
+    publisher = Publisher(bucket_bytes=bucket_bytes)
+    publication = publisher.publish(TENSORS.items(), 3)
+    assert [record.name for record in publication.tensors] == list(TENSORS)
+    assert len(publication.paths) == len(publication.sizes)
+    for index, size in enumerate(publication.sizes):
+        assert size <= bucket_bytes or sum(record.bucket == index for record in publication.tensors) == 1
+    for record in publication.tensors:
         assert record.offset % ALIGNMENT == 0
-        assert torch.equal(unpack(buckets[record.bucket], record), TENSORS[record.name])
+        assert torch.equal(unpack(publication, record), TENSORS[record.name])
 
 
 def test_floating_point_tensors_are_converted_and_checksummed_as_sent() -> None:
-    ((bucket, records),) = pack(TENSORS.items(), dtype=torch.bfloat16)
-    by_name = {record.name: record for record in records}
-    assert by_name["ids"].dtype == "int64"
-    big = by_name["big"]
-    assert torch.equal(unpack(bucket, big), TENSORS["big"].to(torch.bfloat16))
-    assert big.checksum == checksum_of("big", "bfloat16", (64, 32), bucket[big.offset : big.offset + big.nbytes])
+    publisher = Publisher()
+    publication = publisher.publish(TENSORS.items(), 1, dtype=torch.bfloat16)
+    records = by_name(publication)
+    assert records["ids"].dtype == "int64"
+    for name in ("big", "transposed", "scale"):
+        record = records[name]
+        assert torch.equal(unpack(publication, record), TENSORS[name].to(torch.bfloat16))
+        assert record.checksum == checksum_of(name, "bfloat16", record.shape, content(publication, record))
+
+
+def test_a_tensor_copied_in_pieces_has_the_checksum_of_the_whole() -> None:
+    large = torch.arange(PIECE_BYTES // 2 + 3, dtype=torch.int32)  # two pieces and a rest
+    publisher = Publisher()
+    (record,) = (publication := publisher.publish([("large", large)], 1)).tensors
+    assert torch.equal(unpack(publication, record), large)
+    assert record.checksum == checksum_of("large", "int32", large.shape, large.view(torch.uint8).numpy())
 
 
 def checksum(name: str, tensor: torch.Tensor) -> str:
-    ((_, (record,)),) = pack([(name, tensor)])
+    (record,) = Publisher().publish([(name, tensor)], 1).tensors
     return record.checksum
 
 
@@ -72,48 +98,125 @@ def test_name_dtype_and_shape_are_part_of_the_checksum() -> None:
 
 
 def test_a_publications_checksum_is_that_of_all_its_tensors() -> None:
-    def whole(tensors: dict[str, torch.Tensor], **options: bool) -> str:
-        ((bucket, records),) = pack(tensors.items(), **options)
-        return Publication(1, tuple(records), (bucket,)).checksum
+    def whole(tensors: dict[str, torch.Tensor], **options: Any) -> str:
+        return Publisher().publish(tensors.items(), 1, **options).checksum
 
     assert whole(TENSORS) == whole(dict(TENSORS))
     assert whole(TENSORS) != whole(TENSORS | {"scale": torch.tensor(0.25)})
     assert whole(TENSORS, checksum=False) == ""
 
 
-def test_an_empty_or_ambiguous_source_is_refused() -> None:
+def test_an_empty_or_ambiguous_source_is_refused_and_the_version_before_stays() -> None:
+    publisher = Publisher()
+    before = publisher.publish(TENSORS.items(), 1)
     with pytest.raises(EmptyPublication, match="no tensor"):
-        list(pack([]))
+        publisher.publish([], 2)
     with pytest.raises(EmptyPublication, match="norm twice"):
-        list(pack([("norm", TENSORS["norm"]), ("norm", TENSORS["norm"])]))
+        publisher.publish([("norm", TENSORS["norm"]), ("norm", TENSORS["norm"])], 2)
+    with reading(before.head, before.stamp):
+        assert torch.equal(unpack(before, before.tensors[0]), TENSORS["embed"])
 
 
 def test_records_survive_the_message_to_vllm() -> None:
-    ((_, records),) = pack(TENSORS.items())
-    assert [TensorRecord.from_fields(record.fields()) for record in records] == records
+    records = Publisher().publish(TENSORS.items(), 1).tensors
+    assert tuple(TensorRecord.from_fields(record.fields()) for record in records) == records
 
 
-def test_staged_files_hold_the_buckets_and_go_away(tmp_path: Path) -> None:
-    buckets = [bucket for bucket, _ in pack(TENSORS.items(), bucket_bytes=3000)]
-    with staged(buckets, tmp_path) as paths:
-        assert [mapped(path).numpy().tobytes() for path in paths] == [bucket.tobytes() for bucket in buckets]
-        assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
-        held = mapped(paths[0])
-    assert list(tmp_path.iterdir()) == []
-    assert held.numpy().tobytes() == buckets[0].tobytes()  # a mapping outlives its file's name
+def test_memory_is_used_again_and_the_latest_is_never_overwritten() -> None:
+    publisher = Publisher(bucket_bytes=3000)
+    publications = [publisher.publish([("w", torch.full((500,), float(v)))], v) for v in range(6)]
+    assert len({publication.head for publication in publications}) == 2
+    for old in publications[:4]:
+        with pytest.raises(SlotGone, match="overwritten"), reading(old.head, old.stamp):
+            pass
+    for held in publications[4:]:
+        with reading(held.head, held.stamp):
+            assert unpack(held, held.tensors[0]).unique().item() == held.version
 
 
-def test_files_of_dead_processes_are_removed_and_no_others(tmp_path: Path) -> None:
-    dead = tmp_path / "toolrl-weights-4194305-0a-0"  # beyond the largest process id
-    alive = tmp_path / "toolrl-weights-1-0a-0"
-    foreign = tmp_path / "toolrl-weights-notes.txt"
-    for file in (dead, alive, foreign):
-        file.write_bytes(b"x")
-    remove_orphans(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([alive, foreign])
+def test_what_is_being_read_is_not_overwritten() -> None:
+    publisher = Publisher()
+    first = publisher.publish(TENSORS.items(), 1)
+    with reading(first.head, first.stamp):
+        later = [publisher.publish([("w", torch.zeros(9))], version) for version in (2, 3, 4)]
+        assert first.head not in {each.head for each in later}
+        assert torch.equal(unpack(first, first.tensors[0]), TENSORS["embed"])
+    assert publisher.publish(TENSORS.items(), 5).head == first.head
 
 
-def test_too_little_shared_memory_is_said_with_the_remedy() -> None:
-    huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), shape=(1 << 50,), strides=(0,))
-    with pytest.raises(NoSharedMemory, match="MiB are free there: make it larger"), staged([huge]):
+def test_a_mapping_shows_the_next_version_and_cannot_be_written() -> None:
+    publisher = Publisher()
+    first = publisher.publish([("w", torch.zeros(100))], 1)
+    held = mapped(first.paths[0], first.sizes[0])
+    publisher.publish([("w", torch.ones(100))], 2)
+    again = publisher.publish([("w", torch.full((100,), 2.0))], 3)
+    assert (again.paths, identity(again.paths[0])) == (first.paths, identity(first.paths[0]))
+    assert set(held.view(np.float32)) == {2.0}
+    with pytest.raises(ValueError, match="read-only"):
+        held[0] = 1
+
+
+def test_a_larger_model_gets_larger_memory() -> None:
+    publisher = Publisher(bucket_bytes=100)
+    for version, size in enumerate((10, 1000, 10, 5000)):
+        tensor = torch.arange(size, dtype=torch.float32)
+        publication = publisher.publish([("w", tensor), ("v", tensor)], version)
+        assert all(torch.equal(unpack(publication, record), tensor) for record in publication.tensors)
+
+
+def test_too_little_memory_is_said_with_the_remedy() -> None:
+    with (
+        Slots().writing() as (slot, _),
+        pytest.raises(NoSharedMemory, match="MiB are free on this machine: use one with"),
+    ):
+        slot.bucket(0, 1 << 44).room(0, 1 << 44)
+    assert 0 < available_bytes() < 1 << 44
+
+
+def _publish_and_wait(to: Connection) -> None:
+    publisher = Publisher()
+    to.send([publisher.publish([("w", torch.arange(1 << 20))], version) for version in range(3)][-1])
+    time.sleep(60)
+
+
+def test_a_publisher_that_is_killed_leaves_nothing_and_its_reader_goes_on() -> None:
+    before = set(os.listdir("/dev/shm"))
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_publish_and_wait, args=(theirs,))
+    process.start()
+    try:
+        assert ours.poll(20)
+        publication = ours.recv()
+        assert set(os.listdir("/dev/shm")) <= before
+        with reading(publication.head, publication.stamp):
+            held = mapped(publication.paths[0], publication.sizes[0])
+            process.kill()
+            process.join(10)
+            assert checksum_of("w", "int64", (1 << 20,), held) == publication.tensors[0].checksum
+    finally:
+        process.kill()
+        process.join(10)
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(SlotGone, match="is gone with its owner"), reading(publication.head, publication.stamp):
         pass
+    with pytest.raises(SlotGone, match="is gone with its owner"):
+        mapped(publication.paths[0], publication.sizes[0])
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_memory_goes_with_its_publisher() -> None:
+    publisher = Publisher()
+    publication = publisher.publish(TENSORS.items(), 1)
+    inode = identity(publication.head)
+    del publisher
+    gc.collect()
+    assert inode not in {os.stat(f"/proc/self/fd/{fd}").st_ino for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+
+
+def _is_open(fd: str) -> bool:
+    try:
+        os.fstat(int(fd))
+    except OSError:
+        return False
+    return True

@@ -39,14 +39,16 @@ class StoreAgainstModel(RuleBasedStateMachine):
         size=st.integers(2, 3),
         uniform=st.booleans(),
         total=st.none() | st.integers(2, 8),
+        refills=st.integers(1, 3),
     )
-    def open(self, staleness: int, groups: int, size: int, uniform: bool, total: int | None) -> None:
+    def open(self, staleness: int, groups: int, size: int, uniform: bool, total: int | None, refills: int) -> None:
         self.settings = ReplaySettings(
             group_size=size,
             batch_groups=groups,
             total_groups=total,
             max_staleness=staleness,
             drop_uniform_groups=uniform,
+            max_refills=refills,
             max_attempts=3,
             worker_lease_s=60.0,
             learner_lease_s=100.0,
@@ -191,6 +193,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             return None
         assert batch is not None
         assert [group.task_index for group in batch.groups] == expected
+        self.model.fruitless_since_batch = 0
         self.model.batches[batch.batch_id] = "leased"
         self.model.batch_until[batch.batch_id] = self.model.now + self.settings.learner_lease_s
         self.model.batch_tasks[batch.batch_id] = expected
@@ -224,6 +227,21 @@ class StoreAgainstModel(RuleBasedStateMachine):
                 group.leased, group.trained = False, (self.step, made)
             if publish:
                 self.publish()
+
+    @precondition(lambda self: self.model.batches)
+    @rule(data=st.data())
+    def reject(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.model.batches)))
+        groups = [self.model.groups[task] for task in self.model.batch_tasks[number]]
+        state = self.model.batches[number]
+        intact = all(group.batch == number and group.state in ("leased", "ready") for group in groups)
+        if state != "rejected" and not intact:
+            with pytest.raises(LeaseLost):
+                self.call(lambda: self.store.reject(number, "rejected"))
+            return
+        assert self.call(lambda: self.store.reject(number, "rejected")) is (state != "rejected")
+        if state != "rejected":
+            self.model.reject(number, "rejected")
 
     @precondition(lambda self: self.model.batches)
     @rule(data=st.data())

@@ -45,6 +45,39 @@ def test_acknowledging_twice_trains_once(make: MakeStore) -> None:
     assert store.trained_task_indices() == [0, 1]
 
 
+def test_a_rejected_batch_is_dropped_for_good_and_new_tasks_take_its_place(make: MakeStore) -> None:
+    store = make(total_groups=2)
+    ready(store)
+    batch = store.lease_batch("learner", 2, 0)
+    assert batch is not None
+    assert store.reject(batch.batch_id, "rejected") is True
+    assert store.reject(batch.batch_id, "rejected") is False
+    assert store.ledger().dropped == {"rejected": 8} and store.ledger().trained == 0
+    with pytest.raises(LeaseLost):
+        store.ack(batch.batch_id, step=1, version=1)
+    ready(store)
+    assert train(store, 2, 1, 0) == [2, 3]
+    with pytest.raises(LeaseLost):
+        store.reject(2, "rejected")
+    assert store.lease_ticket("w0") is None, "two groups are trained, and no more were wanted"
+
+
+def test_while_admission_is_closed_no_ticket_is_given_and_what_was_begun_is_kept(make: MakeStore) -> None:
+    store = make()
+    ticket = store.lease_ticket("w0")
+    assert ticket is not None
+    store.admit(False)
+    finish(store, "w0", ticket)
+    assert store.lease_ticket("w0") is None
+    store = make()
+    assert store.lease_ticket("w0") is None, "it stays closed when the store is opened again"
+    store.admit(True)
+    assert len(all_tickets(store)) == 1
+    store.admit(False)
+    store.rollback_to(0, 0)
+    assert store.lease_ticket("w0") is not None
+
+
 def test_what_is_given_back_is_trained_later(make: MakeStore) -> None:
     store = make()
     ready(store)
@@ -165,6 +198,30 @@ def test_fifo_waits_for_a_group_whose_last_chance_it_is(make: MakeStore) -> None
     assert store.lease_batch("learner", 2, 1) is None, "group 0 would be too old for the batch after this one"
     finish(store, "w0", tickets[0])
     assert train(store, 2, 2, 1) == [0, 3]
+
+
+def test_fifo_waits_no_second_time_for_a_group_that_is_too_old_by_now(make: MakeStore) -> None:
+    store = make(batch_groups=1, max_staleness=1)
+    slow, *others = all_tickets(store)
+    for version in (0, 1):
+        finish(store, "w0", others[0], version=version)
+        batch = store.lease_batch("learner", 1, version)
+        if version == 1:
+            assert batch is None, "it is the slow group's last chance"
+            batch = store.lease_batch("learner", 1, version, patient=False)
+        assert batch is not None
+        store.ack(batch.batch_id, version + 1, version + 1)
+        store.set_version(version + 1)
+        others = all_tickets(store)
+    finish(store, "w0", others[0], version=2)
+    assert train(store, 1, 3, 2) == [3], "nothing that comes of the slow group now could be trained"
+    store.put("w0", [sample(slow.group_id, i, versions=(0, 3)) for i in range(4)])
+    assert store.lease_batch("learner", 1, 3) is None
+    assert store.ledger().reissued == {"stale": 4}
+    again = store.lease_ticket("w0")
+    assert again is not None
+    finish(store, "w0", again, version=3)
+    assert train(store, 1, 4, 3) == [0]
 
 
 def test_an_impatient_learner_goes_on_without_what_never_arrives(make: MakeStore) -> None:

@@ -205,6 +205,80 @@ def test_a_group_without_spread_is_dropped_and_refilled(make: MakeStore, reward:
     assert store.lease_ticket("w0").task_index == 1  # type: ignore[union-attr]
 
 
+def work(store: ReplayStore, reward: float | None) -> int | None:
+    """One group whose samples all earn `reward` (None: different rewards). Returns its task, None without a ticket."""
+    ticket = store.lease_ticket("w0")
+    if ticket is None:
+        return None
+    store.put("w0", [sample(ticket.group_id, i, reward=reward) for i in range(4)])
+    return ticket.task_index
+
+
+def test_batches_stay_full_whatever_is_dropped_and_every_refill_is_accounted_for(make: MakeStore) -> None:
+    store = make(batch_groups=2, max_staleness=1, total_groups=4)
+    rewards = [0.4, None, 0.0, 0.4, None, 1.0, None, 0.4, None]
+    trained: list[int] = []
+    for reward in rewards:
+        work(store, reward)
+        if (batch := store.lease_batch("learner", 2, len(trained) // 2)) is not None:
+            assert len(batch.groups) == 2
+            trained += [group.task_index for group in batch.groups]
+            store.ack(batch.batch_id, len(trained) // 2, len(trained) // 2)
+            store.set_version(len(trained) // 2)
+    assert trained == [1, 4, 6, 8], "the tasks with spread, in order, none twice"
+    account = store.ledger()
+    assert (account.issued, account.trained, account.dropped) == (36, 16, {"uniform": 20})
+    assert work(store, None) is None, "the run has what it needs"
+
+
+def test_tasks_that_never_have_spread_are_given_up_with_a_reason(make: MakeStore) -> None:
+    store = make(batch_groups=2, max_staleness=1, max_refills=3)
+    held = store.lease_ticket("slow")
+    assert held is not None
+    assert [work(store, 0.4) for _ in range(7)] == [1, 2, 3, 4, 5, 6, None], "3 batches of 2 groups"
+    assert store.stats()["groups_fruitless_since_batch"] == 6 and store.stats()["groups_admissible"] == 0
+    assert store.no_spread() is None, "a group is still under way"
+    store.put("slow", [sample(held.group_id, i) for i in range(4)])
+    assert store.lease_batch("learner", 2, 0) is None
+    told = store.no_spread() or ""
+    assert "6 groups in a row had rewards without spread (buffer.max_refills=3 batches of 2), 1 had some" in told
+    assert "buffer.drop_uniform_groups=false" in told
+    assert store.ledger().dropped == {"uniform": 24}
+
+
+def test_tasks_that_never_get_a_reward_are_given_up_with_what_became_of_them(make: MakeStore) -> None:
+    """A prompt that leaves no room, a verifier that always raises: without a bound such a run would spin."""
+    store = make(batch_groups=2, max_staleness=1, max_refills=2)
+    for _ in range(4):
+        ticket = store.lease_ticket("w0")
+        assert ticket is not None
+        store.put("w0", [sample(ticket.group_id, i, outcome=Outcome.REWARD_MISSING) for i in range(4)])
+    assert store.lease_ticket("w0") is None
+    told = store.no_spread() or ""
+    assert "4 of 4 groups in a row" in told and "most trajectories ended as reward_missing" in told
+
+
+def test_faults_of_the_machinery_are_no_sign_that_tasks_teach_nothing(make: MakeStore) -> None:
+    store = make(batch_groups=1, max_staleness=0, max_refills=1, max_attempts=1)
+    for _ in range(3):
+        ticket = store.lease_ticket("w0")
+        assert ticket is not None
+        store.put("w0", [sample(ticket.group_id, i, outcome=Outcome.INFRA_ERROR) for i in range(4)])
+    assert store.no_spread() is None and store.lease_ticket("w0") is not None
+
+
+def test_the_count_of_groups_without_spread_begins_anew_with_a_batch_and_survives_a_restart(make: MakeStore) -> None:
+    chosen = {"batch_groups": 1, "max_staleness": 0, "max_refills": 2}
+    store = make(**chosen)
+    assert [work(store, 0.0), work(store, None)] == [0, 1]
+    train(store, 1, step=1, version=0)
+    assert [work(store, 0.0), work(store, 1.0), work(store, None)] == [2, 3, None]
+    store = make(**chosen)
+    assert store.lease_ticket("w0") is None and store.no_spread() is not None
+    store.rollback_to(1, 1)  # what a resumed run does
+    assert store.no_spread() is None and work(store, None) == 4
+
+
 def test_a_group_without_spread_is_kept_when_the_filter_is_off(make: MakeStore) -> None:
     store = make(batch_groups=1, drop_uniform_groups=False)
     ticket = store.lease_ticket("w0")
