@@ -5,7 +5,7 @@ BIN := .venv/bin
 SPREAD ?= -n 2 --dist loadfile
 export HF_HUB_OFFLINE ?= 1
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check bench gpu-check wheel-check clean
+.PHONY: help setup tools train test check bench gpu-check wheel-check compose-check slurm-check ray-up-check clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -17,6 +17,13 @@ setup: .venv/ready  ## create .venv from requirements/cpu.txt
 	$(BIN)/pip install -q torch==2.13.0
 	$(BIN)/pip install -q --no-deps -r requirements/cpu.txt
 	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+tools: .tools/ready  ## create .tools: programs that check the files of deploy/
+
+.tools/ready: requirements/tools.txt
+	$(PYTHON) -m venv .tools
+	.tools/bin/pip install -q --no-deps -r requirements/tools.txt
 	touch $@
 
 train: setup  ## train the tiny model on this machine (minutes); ARGS="seed=1 …" to change it
@@ -40,5 +47,14 @@ gpu-check:  ## one short script for a machine with a GPU (needs torch, triton, t
 wheel-check: setup  ## install the wheel into a clean environment and run toolrl --help
 	sh tests/wheel_check.sh
 
+compose-check: setup  ## build the CPU image and train on a Compose cluster of it (needs a Docker engine, 12 GB, minutes)
+	$(BIN)/python -m tests.compose_check
+
+slurm-check: setup  ## a run that a real Slurm puts back, preempts and ends (root, Docker, slurm-wlm; twenty minutes)
+	$(BIN)/python -m pytest tests/slurm_check.py $(ARGS)
+
+ray-up-check: setup  ## `ray up` on four machines of this one, a run there, `ray down` (root, openssh-server, rsync; minutes)
+	$(BIN)/python -m pytest tests/ray_up_check.py $(ARGS)
+
 clean:  ## remove what set-up and tests made (runs/ stays)
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info bench-results
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info bench-results
