@@ -51,10 +51,10 @@ compose-check: setup  ## build the CPU image and train on a Compose cluster of i
 	$(BIN)/python -m tests.compose_check
 
 slurm-check: setup  ## a run that a real Slurm puts back, preempts and ends (root, Docker, slurm-wlm; twenty minutes)
-	$(BIN)/python -m pytest tests/slurm_check.py $(ARGS)
+	$(BIN)/python -m pytest tests/slurm_check.py -o faulthandler_timeout=0 $(ARGS)
 
 ray-up-check: setup  ## `ray up` on four machines of this one, a run there, `ray down` (root, openssh-server, rsync; minutes)
-	$(BIN)/python -m pytest tests/ray_up_check.py $(ARGS)
+	$(BIN)/python -m pytest tests/ray_up_check.py -o faulthandler_timeout=0 $(ARGS)
 
 clean:  ## remove what set-up and tests made (runs/ stays)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info bench-results
