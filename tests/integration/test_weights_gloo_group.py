@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -118,7 +119,7 @@ def test_a_member_that_is_killed_ends_the_sending_at_once_and_for_the_others_whe
     assert broken.value.ranks == (1,)
     group.group.leave()  # the error, which is held here, does not keep the connections
     right, _, why = group.pipes[1].recv()
-    assert right < COUNT and "closed" in why.lower()
+    assert right < COUNT and re.search("closed|reset", why.lower()), why  # gloo says either
     assert time.monotonic() - started < 10
 
 
