@@ -22,6 +22,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.engine_places import EnginePlaces
+from actors.held_out_shares import NotPlayed, play_shares
 from actors.node_groups import PLACED_WITHIN_S, PlacementGroup, group_resources
 from actors.rollout_worker import start_rollout_worker
 from actors.weights import Delivery, Publication, WeightChannel, WeightsBehind
@@ -79,6 +80,7 @@ class WorkerPool:
         self.channel = WeightChannel(config.weights.deadline_s)
         self.wanted = config.rollout.workers
         self.begun = False
+        self._watched = False
         self._others: set[Any] = set()  # actors that are starting or leaving
         self._names = itertools.count()
         self._changed = asyncio.Event()  # the members did
@@ -235,6 +237,13 @@ class WorkerPool:
         Raises:
             WorkersLost: a worker died more than `MAX_RESTARTS` times.
         """
+        self._watched = True
+        try:
+            await self._watch()
+        finally:
+            self._watched = False
+
+    async def _watch(self) -> None:
         while True:
             self._changed.clear()
             running = {member.running: name for name, member in self.members.items() if member.running is not None}
@@ -305,37 +314,14 @@ class WorkerPool:
             settings: what to play under and whose tasks, in the place of the run's; the engines stay as they are.
 
         Raises:
-            WorkersLost: no worker could play one of the shares.
+            WorkersLost: no worker could play one of the shares, nor one that `watch` put into its place.
         """
-        if not self.members:  # the only one died, and another is being started
-            async with self.changing:
-                pass
-        if not self.members:
-            raise WorkersLost("no rollout worker is left to play the held-out tasks")
-        names = list(self.members)
-        shares = [list(range(index, tasks, len(names))) for index in range(len(names))]
-        batches = await asyncio.gather(
-            *(
-                self._play([*names[index:], *names[:index]], share, samples, temperature, settings)
-                for index, share in enumerate(shares)
-                if share
-            )
-        )
-        return [decode(each) for batch in batches for each in batch]
-
-    async def _play(
-        self, names: list[str], share: list[int], samples: int, temperature: float, settings: RunConfig | None
-    ) -> list[bytes]:
-        """One share on the first of the workers that can."""
-        why = ""
-        for member in (self.members[name] for name in names if name in self.members):
-            try:
-                played: list[bytes] = await member.actor.evaluate.remote(share, samples, temperature, settings)
-                return played
-            except RayError as error:  # it died, or its engine did: its peers play its share
-                why = f"{member.info.get('worker')}: {getattr(error, 'cause', None) or error}"
-                log.warning("held-out tasks are given to another rollout worker; %s", why)
-        raise WorkersLost(f"no rollout worker could play the held-out tasks; the last to try was {why}")
+        patience_s = self.config.engine.start_deadline_s if self._watched else 0.0
+        try:
+            played = await play_shares(self.members, tasks, samples, temperature, settings, patience_s=patience_s)
+        except NotPlayed as error:
+            raise WorkersLost(str(error)) from error
+        return [decode(each) for each in played]
 
     async def stats(self, deadline_s: float = 5.0) -> list[dict[str, Any]]:
         """What each worker that answers in time says about itself."""

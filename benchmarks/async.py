@@ -69,11 +69,13 @@ class Marks:
     ends: list[float] = field(default_factory=list)
     rows: list[Mapping[str, float]] = field(default_factory=list)
     engine_s: list[float] = field(default_factory=list)
+    machine_s: list[float] = field(default_factory=list)
 
     def step(self, step: int, version: int, metrics: Mapping[str, float], trajectories: Sequence[Any]) -> None:
         assert self.engine is not None
         self.ends.append(time.perf_counter())
         self.engine_s.append(self.engine.processor_s())
+        self.machine_s.append(machine_processor_s())
         self.rows.append(metrics)
         if step >= self.first + self.steps:
             raise _Full
@@ -93,6 +95,18 @@ class Marks:
 
     def total(self, name: str) -> float:
         return sum(row[name] for row in self.measured)
+
+    def spent(self, seconds: Sequence[float]) -> float:
+        """Of a counter that was read at every step: between the marks."""
+        return seconds[-1] - seconds[self.first - 1]
+
+
+def machine_processor_s() -> float:
+    """Seconds in which any of the machine's processors worked, since it was started."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
 class Engines:
@@ -139,7 +153,9 @@ def run(quick: bool = False) -> dict[str, Any]:
                 "times synchronous": sync / marks.wall_s,
                 "share of the bound": bound_s * steps / marks.wall_s,
                 "learner idle": marks.total("time/rollout_s") / marks.wall_s,
-                "engine idle": 1 - (marks.engine_s[-1] - marks.engine_s[marks.first - 1]) / marks.wall_s,
+                "engine idle": 1 - marks.spent(marks.engine_s) / marks.wall_s,
+                "processors busy": marks.spent(marks.machine_s) / marks.wall_s / (os.cpu_count() or 1),
+                "processor ms a trajectory": 1000 * marks.spent(marks.machine_s) / (batch * steps),
                 "mean latency, s": marks.total("tool/wall_s_mean") / steps,
                 "mean staleness": marks.total("staleness/mean") / steps,
                 "largest": max(row["staleness/max"] for row in marks.measured),

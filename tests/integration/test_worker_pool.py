@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from actors.replay import ReplaySettings
 from actors.replay import actor as replay
 from actors.weights import Publication, Publisher
-from actors.worker_pool import WorkerPool
+from actors.worker_pool import WorkerPool, WorkersLost
 from tests.integration.eager_policy import write_eager_model
 from toolrl import presets
 from toolrl.trajectory_codec import decode
@@ -166,6 +166,21 @@ async def test_the_share_of_a_worker_that_died_is_played_by_its_peer(run: Any) -
     pool, _, _ = run
     os.kill(pool.members["rollout-1"].info["pid"], signal.SIGKILL)
     episodes = await pool.evaluate(5, 1, temperature=0.7)
+    assert sorted(t.group_id for t in episodes) == [f"eval-{i}" for i in range(5)]
+
+
+async def test_held_out_tasks_wait_for_those_that_replace_the_last_workers(run: Any) -> None:
+    pool, _, _ = run
+    os.kill(pool.members["rollout-0"].info["pid"], signal.SIGKILL)  # the other died in the test before
+    with pytest.raises(WorkersLost, match="no rollout worker could play"):  # nobody replaces them
+        await pool.evaluate(5, 1, temperature=0.7)
+    watching = asyncio.create_task(pool.watch())
+    try:
+        await asyncio.sleep(0)
+        episodes = await pool.evaluate(5, 1, temperature=0.7)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
     assert sorted(t.group_id for t in episodes) == [f"eval-{i}" for i in range(5)]
 
 
