@@ -355,7 +355,7 @@ class PlacementConfig:
     sandbox_hosts: int = 1  # each takes one unit of that resource
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus_per_learner_rank: float = 1.0
-    ray_address: Optional[str] = None  # None: start a local cluster
+    ray_address: Optional[str] = None  # HOST:PORT of a cluster, or auto; None: start a local one
 
 
 @dataclass

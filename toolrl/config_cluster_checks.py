@@ -12,12 +12,19 @@ from toolrl.errors import Problem
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")  # Kubernetes' and Compose's names alike
 _SECRET = re.compile(r"(?i)(token|secret|passw|api_?key|credential)")
+_RAY_ADDRESS = re.compile(r"auto|([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")  # no URL: Ray's client cannot drive a run
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def cluster_problems(config: RunConfig) -> Iterator[Problem]:
     """See the module."""
-    cluster = config.cluster
+    cluster, address = config.cluster, config.placement.ray_address
+    if address and not _RAY_ADDRESS.fullmatch(address):
+        yield Problem(
+            "placement.ray_address",
+            "must be HOST:PORT of a Ray cluster's head, or auto; `toolrl launch --target ray` submits from outside",
+            address,
+        )
     names = [group.name for group in cluster.groups]
     for index, group in enumerate(cluster.groups):
         key = f"cluster.groups.{index}"

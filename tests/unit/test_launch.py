@@ -134,6 +134,7 @@ def test_a_cluster_that_does_not_hold_the_run_is_refused_with_what_is_missing(tm
         (["cluster.groups=[{name: Head}]"], "lower-case"),
         (["cluster.groups=[{name: head, cpus: 0}]"], "at least 1"),
         (["cluster.time_limit=1 day"], "HOURS:MINUTES:SECONDS"),
+        (["placement.ray_address=ray://head:10001"], "HOST:PORT of a Ray cluster"),
         (["cluster.mounts=[{target: runs, source: x}]"], "absolute target"),
         (["cluster.secrets=[{variable: 'A B'}]"], "no name of an environment variable"),
         (["cluster.groups=[{name: head, hosts: [node-1]}]"], "must be addresses"),

@@ -39,7 +39,8 @@ async def _run(config: RunConfig, folder: RunFolder, view: View) -> ColdStartRep
 
     from actors.learner_group import LearnerGroup
     from toolrl import placement
-    from toolrl.app.parts import sandbox_hosts, start_ray
+    from toolrl.app.parts import sandbox_hosts
+    from toolrl.app.ray_start import start_ray
 
     view.stage("starting Ray and the learner")
     start_ray(config)

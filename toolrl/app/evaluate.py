@@ -114,7 +114,8 @@ async def _evaluate(chosen: Subject, samples: int, temperature: float, out_of_di
 
     from actors.worker_pool import WorkerPool
     from toolrl import placement
-    from toolrl.app.parts import sandbox_hosts, start_ray
+    from toolrl.app.parts import sandbox_hosts
+    from toolrl.app.ray_start import start_ray
 
     config, plan = chosen.config, None
     if out_of_distribution:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -30,8 +28,8 @@ from toolrl import placement
 from toolrl.algorithms.registries import advantage_registry, needed_evidence
 from toolrl.app import reference_sources
 from toolrl.app.answer_hints import AnswerHints
-from toolrl.app.ending import keeping_our_handler
 from toolrl.app.measured_rewards import MeasuredRewards
+from toolrl.app.ray_start import start_ray
 from toolrl.app.reflecting import Reflection
 from toolrl.app.reward_callback import reward_callback
 from toolrl.app.run_folder import RunFolder
@@ -90,32 +88,6 @@ class Parts:
         """From the learner to the workers; it begins with the first publication."""
         transport = transport_of(self.config, "cuda" if self.on_gpu else "cpu")
         return WeightPath(self.learner, self.workers, transport, checksum=self.config.weights.checksum)
-
-
-def start_ray(config: RunConfig) -> None:
-    """Joins the cluster at `placement.ray_address`, or starts a local one that ends with this process.
-
-    Raises:
-        toolrl.placement.PlacementError: the cluster lacks what the config asks for; names it.
-    """
-    common = {"namespace": "toolrl", "log_to_driver": False, "logging_level": "error"}
-    if config.placement.ray_address:
-        with keeping_our_handler():
-            ray.init(address=config.placement.ray_address, **common)
-        return
-    cores = os.cpu_count() or 1
-    # A laptop may have fewer cores than parts: Ray's CPU is a place in its queue, the kernel shares the real ones. There
-    # are places for twice the rollout workers, so that `toolrl scale` can add some.
-    doubled = replace(config, rollout=replace(config.rollout, workers=2 * config.rollout.workers))
-    wanted = placement.needed(doubled, placement.resolve_device(config, {"CPU": cores})).total()
-    with keeping_our_handler():
-        ray.init(
-            address="local",
-            num_cpus=max(cores, math.ceil(wanted["CPU"])),
-            resources={"sandbox": wanted["sandbox"]} if wanted["sandbox"] else None,
-            include_dashboard=False,
-            **common,
-        )
 
 
 @contextlib.asynccontextmanager
