@@ -90,7 +90,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 def test_a_run_whose_groups_teach_nothing_ends_by_its_bound_with_code_1_and_the_reason(place: Path) -> None:
     """The other bound, `loop.batch_deadline_s`: integration/test_loop.py."""
     code, text = resumed(place, *TEACHES_NOTHING)
@@ -100,7 +100,7 @@ def test_a_run_whose_groups_teach_nothing_ends_by_its_bound_with_code_1_and_the_
     assert "Traceback" not in text
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 def test_a_run_killed_in_its_cold_start_resumes_from_the_start(place: Path) -> None:
     code, text = resumed(place, *TRAINS)
     assert code == 0, text[-3000:]
@@ -108,7 +108,7 @@ def test_a_run_killed_in_its_cold_start_resumes_from_the_start(place: Path) -> N
     check_trained_once(place)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 def test_a_run_at_its_end_trains_nothing_again_and_starts_nothing(place: Path) -> None:
     started = time.monotonic()
     code, text = resumed(place)

@@ -53,7 +53,7 @@ def extra_bytes(tokens: int, chunk: int, dtype: str) -> int:
 
 
 @pytest.mark.slow  # most of a minute of one idle core
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(420)
 def test_32k_tokens_and_a_vocabulary_of_150k_take_less_than_2_gib():
     assert extra_bytes(32_768, 128, "float32") < 2 * GIB
 

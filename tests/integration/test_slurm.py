@@ -15,7 +15,7 @@ from tests.requirements import need
 
 need("ray", "vllm", "deepspeed", "netns", "slurm")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 
 def test_a_job_of_slurm_trains_and_stops_with_a_checkpoint_and_leaves_nothing(tmp_path: Path) -> None:
