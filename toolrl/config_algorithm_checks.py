@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 
 from toolrl import registered_names
 from toolrl.config import Named, RunConfig
-from toolrl.errors import Problem
+from toolrl.errors import Problem, UserError
+from toolrl.guards.actions import needs_reference
+from toolrl.guards.presets import rules
 
 GROUP_ADVANTAGES = ("grpo", "dr_grpo", "rloo", "gtpo", "gear")
 # Their ratio is against the engine's distribution itself, so the gap to the trainer is inside it.
@@ -89,9 +91,20 @@ def regularizers(config: RunConfig) -> Iterator[Problem]:
         if part.name == "llds" and part.options.get("mask_answer") and not config.tools:
             message = "weighs the answer by the calls of a trajectory: without tools it would weigh 0; set false"
             yield Problem(f"{key}.options.mask_answer", message, True)
-    if config.learner.offload_reference and not any(part.name == "kl" for part in named):
-        message = "nothing needs a reference model: add kl to algorithm.regularizers, or set false"
+    if config.learner.offload_reference and not _keeps_reference(config):
+        message = (
+            "nothing needs a reference model: add kl to algorithm.regularizers or a guard that acts by it, or set false"
+        )
         yield Problem("learner.offload_reference", message, True)
+
+
+def _keeps_reference(config: RunConfig) -> bool:
+    if any(part.name == "kl" for part in config.algorithm.regularizers):
+        return True
+    try:
+        return needs_reference(rule.action.name for rule in rules(config))
+    except UserError:  # guards that cannot be read are told of by their own check
+        return True
 
 
 def _kl(key: str, part: Named) -> Iterator[Problem]:

@@ -187,3 +187,9 @@ def test_the_words_of_an_option_read_from_the_sources_are_those_of_its_annotatio
             if typing.get_origin(hints[option]) is typing.Literal
         }
         assert registered_names.choices(kind, name) == expected, name
+
+
+def test_a_guard_that_acts_by_kl_keeps_a_reference_too() -> None:
+    presets.load("quickstart-cpu", ["learner.offload_reference=true", "guards.preset=standard"])
+    with pytest.raises(ConfigError, match="nothing needs a reference model"):
+        presets.load("quickstart-cpu", ["learner.offload_reference=true", "guards.preset=watch"])
