@@ -265,6 +265,12 @@ def _exit_code(main: Any, arguments: list[str]) -> int:
     return int(ended.value.code or 0)
 
 
+def test_a_scheduler_finds_files_that_are_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", f"mine.yaml{os.pathsep}/etc/theirs.yaml")
+    said = submission.run(["sh", "-c", 'pwd; echo "$KUBECONFIG"'], tmp_path)
+    assert said.split() == [str(tmp_path), f"{Path.cwd() / 'mine.yaml'}{os.pathsep}/etc/theirs.yaml"]
+
+
 def test_a_scheduler_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no-such-scheduler is not installed here"):
         submission.run(["no-such-scheduler"], tmp_path)

@@ -21,6 +21,7 @@ from toolrl.config import RunConfig
 from toolrl.errors import UserError
 
 FOLDER, RECORD, TOKEN = "launches", "launch.json", "ray-token"
+_NAME_FILES = {"KUBECONFIG", "SLURM_CONF", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "RAY_AUTH_TOKEN_PATH"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def launched(name: str, runs_dir: str | Path) -> Launch | None:
 def follow(launch: Launch) -> int:
     """Prints the run's log until it ends; its exit code."""
     try:
-        code = subprocess.run(resolved(launch.command(launch.follow)), cwd=launch.folder, check=False).returncode
+        words = resolved(launch.command(launch.follow))
+        code = subprocess.run(words, cwd=launch.folder, env=_environment(), check=False).returncode
     except FileNotFoundError as error:
         raise UserError(f"{launch.target}: {error.filename} is not installed here") from None
     if not launch.exit_code:
@@ -162,12 +164,21 @@ def resolved(words: Sequence[str]) -> list[str]:
     )
 
 
+def _environment() -> dict[str, str]:
+    """Ours, for a command that runs in the launch's folder: files that variables name from here are named from the root."""
+    found = dict(os.environ)
+    for name in _NAME_FILES & found.keys():
+        found[name] = os.pathsep.join(os.path.abspath(path) for path in found[name].split(os.pathsep) if path)
+    return found
+
+
 def run(words: Sequence[str], folder: Path) -> str:
     """What a scheduler's command prints; its complaints go to ours. Raises UserError."""
     try:
         done = subprocess.run(
             resolved(words),
             cwd=folder,
+            env=_environment(),
             check=False,
             stdout=subprocess.PIPE,
             text=True,
