@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import ray
 from ray.exceptions import RayActorError, RayError
 
 from toolrl.config import RunConfig
@@ -36,6 +37,7 @@ async def play_shares(
     temperature: float,
     settings: RunConfig | None,
     *,
+    deadline_s: float,
     patience_s: float,
 ) -> list[bytes]:
     """Plays the first `tasks` held-out tasks, `samples` times each; returns encoded trajectories.
@@ -43,6 +45,7 @@ async def play_shares(
     Args:
         members: of the pool, as it is at any moment.
         settings: see `WorkerPool.evaluate`.
+        deadline_s: a worker that has not played its share by then is given up.
         patience_s: how long a share waits for a replacement once all who could play it have died; 0 where nobody replaces them.
 
     Raises:
@@ -51,22 +54,15 @@ async def play_shares(
     shares = max(len(members), 1)
 
     async def share(index: int) -> list[bytes]:
-        return await _play(
-            members, index, list(range(index, tasks, shares)), samples, temperature, settings, patience_s
-        )
+        work = (list(range(index, tasks, shares)), samples, temperature, settings)
+        return await _play(members, index, work, deadline_s, patience_s)
 
     batches = await asyncio.gather(*(share(index) for index in range(min(shares, tasks))))
     return [each for batch in batches for each in batch]
 
 
 async def _play(
-    members: Mapping[str, Plays],
-    first: int,
-    share: list[int],
-    samples: int,
-    temperature: float,
-    settings: RunConfig | None,
-    patience_s: float,
+    members: Mapping[str, Plays], first: int, work: tuple[Any, ...], deadline_s: float, patience_s: float
 ) -> list[bytes]:
     """One share; `first`: which of the workers is asked first."""
     tried: list[Plays] = []
@@ -78,9 +74,8 @@ async def _play(
         if left:
             tried.append(left[0])
             try:
-                played: list[bytes] = await left[0].actor.evaluate.remote(share, samples, temperature, settings)
-                return played
-            except RayError as error:  # it died, or its engine did: its peers play its share
+                return await _asked(left[0].actor, work, deadline_s)
+            except (RayError, TimeoutError) as error:  # it died, or its engine did or hangs: its peers play its share
                 why = f"the last to try was {left[0].info.get('worker')}: {getattr(error, 'cause', None) or error}"
                 log.warning("held-out tasks are given to another rollout worker; %s", why)
                 patient = isinstance(error, RayActorError)  # it will be replaced; one that lives and fails will not
@@ -88,3 +83,19 @@ async def _play(
             await asyncio.sleep(LOOK_EVERY_S)
         else:
             raise NotPlayed(f"no rollout worker could play the held-out tasks; {why}")
+
+
+async def _asked(actor: Any, work: tuple[Any, ...], deadline_s: float) -> list[bytes]:
+    asked = actor.evaluate.remote(*work)
+    try:
+        played: list[bytes] = await asyncio.wait_for(_value(asked), deadline_s)
+    except TimeoutError as error:
+        if isinstance(error, RayError):  # one of the worker's own
+            raise
+        ray.cancel(asked)
+        raise TimeoutError(f"its share was not played after loop.eval_deadline_s={deadline_s:g}") from error
+    return played
+
+
+async def _value(ref: Any) -> Any:
+    return await ref

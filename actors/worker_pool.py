@@ -318,7 +318,15 @@ class WorkerPool:
         """
         patience_s = self.config.engine.start_deadline_s if self._watched else 0.0
         try:
-            played = await play_shares(self.members, tasks, samples, temperature, settings, patience_s=patience_s)
+            played = await play_shares(
+                self.members,
+                tasks,
+                samples,
+                temperature,
+                settings,
+                deadline_s=self.config.loop.eval_deadline_s,
+                patience_s=patience_s,
+            )
         except NotPlayed as error:
             raise WorkersLost(str(error)) from error
         return [decode(each) for each in played]

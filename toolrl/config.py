@@ -329,6 +329,7 @@ class LoopConfig:
     eval_samples: int = 1  # k of avg@k and pass@k
     eval_temperature: Optional[float] = None  # None: that of the rollouts
     eval_ood: bool = False  # before the first and after the last step also out of distribution, see `eval.ood`
+    eval_deadline_s: float = 3600.0  # a worker that has not played its held-out tasks by then is given up
     batch_deadline_s: float = 900.0  # a step whose batch does not come by then fails and says for whom it waited
     shown_trajectories_per_step: int = 4  # written for `toolrl show`
 

@@ -109,6 +109,7 @@ BOUNDS: dict[str, tuple[float, float, bool, str]] = {
     "loop.keep_checkpoints": (1, math.inf, False, "at least 1"),
     "loop.eval_samples": (1, math.inf, False, "at least 1"),
     "loop.batch_deadline_s": (1, math.inf, False, "at least 1"),
+    "loop.eval_deadline_s": (1, math.inf, False, "at least 1"),
 }
 _DEFAULT = (0.0, math.inf, False, "0 or more")
 # Negative values have a meaning here, or values are the part's own.

@@ -162,6 +162,13 @@ async def test_the_same_seeds_give_the_same_trajectories_whatever_runs_beside_th
     await asyncio.gather(*map(one_after_the_other, pool.members.values()))
 
 
+async def test_held_out_tasks_that_nobody_plays_in_time_are_given_up(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, _, _ = run
+    monkeypatch.setattr(pool.config.loop, "eval_deadline_s", 0.01)
+    with pytest.raises(WorkersLost, match=r"its share was not played after loop\.eval_deadline_s=0\.01"):
+        await pool.evaluate(4, 1, temperature=0.7)
+
+
 async def test_the_share_of_a_worker_that_died_is_played_by_its_peer(run: Any) -> None:
     pool, _, _ = run
     os.kill(pool.members["rollout-1"].info["pid"], signal.SIGKILL)
