@@ -1,10 +1,9 @@
-"""What every test needs before torch is imported; and that a test whose process had to be ended is a failure."""
+"""What every test needs before torch is imported; and how a test that takes its process with it fails, once."""
 
-import hashlib
+from __future__ import annotations
+
 import os
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,27 +17,24 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-def _mark(item: pytest.Item) -> Path | None:
-    """A file that is there while the test runs, in a session of several processes."""
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
-    name = f"pytest-{session}-{hashlib.sha256(item.nodeid.encode()).hexdigest()[:16]}"
-    return Path(tempfile.gettempdir()) / name if session else None
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """xdist's own for `--dist loadfile` hands everything that a dead process ever had to the others again: the test that it
+    died of, and files that are done, over which it waits for ever."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
 
+    class Files(LoadFileScheduling):
+        def remove_node(self, node: Any) -> str | None:
+            had = self.assigned_work[node]
+            fatal = next((test for file in had.values() for test, done in file.items() if not done), None)
+            for name, file in list(had.items()):
+                if fatal in file:
+                    file[fatal] = True
+                if all(file.values()):
+                    del had[name]
+            super().remove_node(node)
+            return fatal
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """xdist gives a test that took its process with it (`faulthandler_exit_on_timeout`) to the next process, and so on for
-    ever: the second time it fails."""
-    if mark := _mark(item):
-        if mark.exists():
-            pytest.fail("its process died or hung and was ended; the stacks are above", pytrace=False)
-        mark.touch()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    try:
-        return (yield)
-    finally:
-        if mark := _mark(item):
-            mark.unlink(missing_ok=True)
+    return Files(config, log)
