@@ -11,6 +11,8 @@ from hypothesis import settings
 # One thread a process: the tests run beside engines and learner ranks on few cores, and small tensors gain nothing from more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Ray is polite (15): beside tests that compute, its workers and their engines would get a thirtieth of a core, or none in time.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # No test is about time: on a busy machine any example may take long.
 settings.register_profile("untimed", deadline=None)

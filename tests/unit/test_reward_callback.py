@@ -6,6 +6,7 @@ import http.client
 import json
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,21 @@ class Store:
         self.settings = ReplaySettings(group_size=2, batch_groups=1, reward_deadline_s=100.0)
         self.store = ReplayStore(path, self.settings, self.clock)
         self.lock = threading.Lock()
+        self.asked = 0
 
     def deliver(self, trajectory_id: str, name: str, value: Any) -> RewardAnswer:
         with self.lock:
             return self.store.deliver_reward(trajectory_id, name, value)
 
     def claim(self, name: str, *, limit: int, claim_s: float, timeout_s: float) -> list[AwaitedReward]:
-        with self.lock:
-            return self.store.claim_unrewarded(name, limit=limit, claim_s=claim_s)
+        self.asked += 1
+        until = time.monotonic() + timeout_s
+        while True:
+            with self.lock:
+                found = self.store.claim_unrewarded(name, limit=limit, claim_s=claim_s)
+            if found or time.monotonic() >= until:
+                return found
+            time.sleep(0.01)
 
 
 class Client:
@@ -139,6 +147,21 @@ def test_a_buffer_that_fails_is_no_fault_of_who_asks(client: Client, store: Stor
     store.store.close()
     code, answer = client.ask("GET", "/rewards?name=judge")
     assert (code, "ProgrammingError" in answer["error"]) == (503, True)
+
+
+def test_whoever_waits_is_answered_before_the_address_closes(store: Store, tmp_path: Path) -> None:
+    answers: list[tuple[int, Any]] = []
+    with http_rewards.reward_callback(store, tmp_path, "127.0.0.1", 0):
+        client = Client(tmp_path)
+        assert len(client.ask("GET", "/rewards?name=judge&limit=5&wait_s=0")[1]["awaited"]) == 2
+        waiting = threading.Thread(target=lambda: answers.append(client.ask("GET", "/rewards?name=judge&wait_s=9")))
+        waiting.start()
+        while store.asked < 3:  # it looks again
+            time.sleep(0.01)
+    asked = store.asked
+    waiting.join()
+    time.sleep(2 * http_rewards.LOOK_EVERY_S)
+    assert (answers, store.asked) == ([(200, {"awaited": []})], asked)
 
 
 def test_the_address_goes_with_the_run_and_one_that_is_taken_is_named(store: Store, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ Both need the run's token (`Authorization: Bearer TOKEN`); address and token lie
 only its owner can read and which goes with the run. Whoever holds the token decides what the policy is trained towards,
 so the address is loopback unless the config says otherwise.
 
-Invariants: a request is bounded in bytes and time; a wrong one is answered with the reason and changes nothing.
+Invariants: a request is bounded in bytes and time; a wrong one is answered with the reason and changes nothing. No request asks
+the buffer once the address is closed: a thread that waits for a buffer whose Ray has ended computes as fast as it can.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import hmac
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Condition, Thread
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,6 +34,8 @@ MAX_BODY_BYTES = 64 * 1024
 MAX_WAIT_S = 30.0
 MAX_TRAJECTORIES = 64
 SOCKET_TIMEOUT_S = 10.0
+LOOK_EVERY_S = 0.5  # who waits for trajectories sees so soon that the address closes
+CLOSES_WITHIN_S = 10.0
 CODES = {"accepted": 200, "duplicate": 409, "late": 410, "unknown": 404, "invalid": 422}
 
 
@@ -49,6 +53,34 @@ class _Refused(Exception):
         self.code = code
 
 
+class _Door:
+    """Who asks the buffer, and whether anybody may."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._inside = 0
+        self._changed = Condition()
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        with self._changed:
+            if self.closed:
+                raise _Refused(503, "the run is ending")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits for those inside."""
+        with self._changed:
+            self.closed = True
+            self._changed.wait_for(lambda: not self._inside, CLOSES_WITHIN_S)
+
+
 @contextlib.contextmanager
 def reward_callback(rewards: LateRewards, folder: Path, host: str, port: int) -> Iterator[str]:
     """The address while the context lasts; yields its URL.
@@ -56,9 +88,9 @@ def reward_callback(rewards: LateRewards, folder: Path, host: str, port: int) ->
     Raises:
         UserError: host and port cannot be had.
     """
-    token = secrets.token_urlsafe(32)
+    token, door = secrets.token_urlsafe(32), _Door()
     try:
-        server = ThreadingHTTPServer((host, port), _handler(rewards, token))
+        server = ThreadingHTTPServer((host, port), _handler(rewards, token, door))
     except (OSError, OverflowError) as error:
         raise UserError(f"rewards.late.http_host={host}, http_port={port}: cannot be opened: {error}") from error
     server.daemon_threads = True
@@ -75,6 +107,7 @@ def reward_callback(rewards: LateRewards, folder: Path, host: str, port: int) ->
         yield url
     finally:
         server.shutdown()
+        door.close()
         server.server_close()
         thread.join()
         file.unlink(missing_ok=True)
@@ -106,7 +139,7 @@ def as_json(awaited: AwaitedReward) -> dict[str, Any]:
     }
 
 
-def _handler(rewards: LateRewards, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(rewards: LateRewards, token: str, door: _Door) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = SOCKET_TIMEOUT_S
 
@@ -119,7 +152,8 @@ def _handler(rewards: LateRewards, token: str) -> type[BaseHTTPRequestHandler]:
         def _answered(self, act: Any) -> None:
             try:
                 self._check()
-                code, body = act()
+                with door.asking():
+                    code, body = act()
             except _Refused as error:
                 code, body = error.code, {"error": str(error)}
             # Whatever the buffer's side raises is no fault of who asks: 503, to be tried again.
@@ -151,7 +185,13 @@ def _handler(rewards: LateRewards, token: str) -> type[BaseHTTPRequestHandler]:
                 raise _Refused(400, f"limit, claim_s and wait_s are numbers: {error}") from error
             if not 0 <= claim_s < float("inf") or not 0 <= wait_s <= MAX_WAIT_S:
                 raise _Refused(400, f"claim_s is 0 or more seconds, wait_s 0 to {MAX_WAIT_S:g}")
-            found = rewards.claim(asked["name"], limit=limit, claim_s=claim_s, timeout_s=wait_s)
+            found: list[AwaitedReward] = []
+            until = time.monotonic() + wait_s
+            while not found:
+                left = max(until - time.monotonic(), 0.0)
+                found = rewards.claim(asked["name"], limit=limit, claim_s=claim_s, timeout_s=min(left, LOOK_EVERY_S))
+                if left == 0.0 or door.closed:
+                    break
             return 200, {"awaited": [as_json(each) for each in found]}
 
         def _deliver(self) -> tuple[int, Any]:
