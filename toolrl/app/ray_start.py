@@ -76,8 +76,6 @@ def _start(config: RunConfig) -> None:
                     **COMMON,
                 )
             return
-        except UserError:
-            raise
         except Exception as error:  # Ray raises nothing narrower
             if again == 1:
                 raise RunError(
